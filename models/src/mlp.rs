@@ -2,7 +2,7 @@
 //!
 //! Legend: d hidden size, f inner features.
 
-use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, ops};
+use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Seam, Var, ops};
 
 use crate::config::Qwen3Config;
 use crate::layers::Linear;
@@ -24,7 +24,11 @@ pub struct Mlp {
 impl Mlp {
     /// A block at the path `at`.
     pub fn new(at: &ModulePath, config: &Qwen3Config) -> Mlp {
-        let (d, f, init) = (config.hidden_size, config.intermediate_size, config.init());
+        Mlp::with_features(at, config.hidden_size, config.intermediate_size, config.init())
+    }
+
+    /// A block of `d` features outside and `f` inside.
+    pub fn with_features(at: &ModulePath, d: usize, f: usize, init: Init) -> Mlp {
         Mlp {
             input: Seam::new(at.sub("input")),
             gate_up_proj: Param::new(at.sub("gate_up_proj.weight"), [2, f, d], init),

@@ -2,6 +2,7 @@
 //! et al. 2017).
 //!
 //! - `moe.rs`: the block.
+//! - `router.rs`: which experts a token has, and with which weights.
 //! - `dispatch.rs`: how tokens reach their experts; `all_gather.rs` and `all_to_all.rs` between ranks.
 //! - `slots.rs`: the slots for tokens that are sent.
 //! - `balance.rs`: what keeps the load of experts even.
@@ -13,24 +14,27 @@ mod all_gather;
 mod all_to_all;
 pub mod balance;
 mod dispatch;
+mod router;
 mod slots;
 
 use std::sync::Arc;
 
 use meshgrad_autograd::{
-    Buffer, Init, LocalOperand, LocalResult, Module, ModulePath, Param, Result, Seam, Var, Vars,
-    local, ops, precedes_backward,
+    LocalOperand, LocalResult, Module, ModulePath, Param, Result, Seam, Var, Vars, local, ops,
+    precedes_backward,
 };
 use meshgrad_collectives::communicator;
 use meshgrad_error::ensure;
 use meshgrad_mesh::{Placement, Reduction, Sharding};
-use meshgrad_runtime::{DType, Tensor};
+use meshgrad_runtime::Tensor;
 
 use crate::config::Qwen3Config;
+use crate::mlp::Mlp;
 use all_gather::AllGather;
 use all_to_all::AllToAll;
 use dispatch::{AnyDispatcher, in_place};
 pub use dispatch::{Dispatch, Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
+pub use router::Router;
 use slots::Slots;
 
 /// The feed-forward block of a sparse layer. Over ranks, each has all experts, some inner features of
@@ -38,9 +42,9 @@ use slots::Slots;
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Moe {
-    /// [e, d] for all experts, held or not; computed in f32.
-    pub gate: Param,
-    /// Before the experts: of their tokens and of the router's probabilities.
+    /// Chooses the experts of each token.
+    pub router: Router,
+    /// Before the experts: of their tokens and of the router's scores.
     pub input: Seam,
     /// [held, 2, f, d]: gate, then up.
     pub gate_up_proj: Param,
@@ -48,14 +52,8 @@ pub struct Moe {
     pub down_proj: Param,
     /// After the experts.
     pub output: Seam,
-    /// k.
-    pub top_k: usize,
-    /// Whether the weights of a token's experts are divided by their sum.
-    pub normalize: bool,
-    /// Added to the probabilities only to choose the experts, \[e\] f32. It shifts the choice
-    /// towards experts with few tokens; [`update_router_bias`](balance::update_router_bias)
-    /// changes it.
-    pub router_bias: Option<Buffer>,
+    /// Has every token, in addition to its experts.
+    pub shared: Option<Mlp>,
     #[module(skip)]
     dispatcher: Choice,
     #[module(skip)]
@@ -74,7 +72,7 @@ enum Choice {
 pub struct Routing {
     /// The router logits, [n, e] f32; tracked.
     pub logits_ne: Var,
-    /// Their softmax; tracked.
+    /// The scores, which add up to 1 for each token; tracked.
     pub probabilities_ne: Var,
     /// Tokens per expert, \[e\] f32: with sharded tokens, partial sums.
     pub counts: Tensor,
@@ -95,15 +93,14 @@ impl Moe {
     pub fn new(at: &ModulePath, config: &Qwen3Config) -> Moe {
         let (d, f) = (config.hidden_size, config.moe_intermediate_size);
         let (e, init) = (config.num_experts, config.init());
+        let gate = Param::new(at.sub("gate.weight"), [e, d], init);
         Moe {
-            gate: Param::new(at.sub("gate.weight"), [e, d], init),
+            router: Router::new(gate, config.num_experts_per_tok, config.norm_topk_prob),
             input: Seam::new(at.sub("experts.input")),
             gate_up_proj: Param::new(at.sub("experts.gate_up_proj"), [e, 2, f, d], init),
             down_proj: Param::new(at.sub("experts.down_proj"), [e, d, f], init),
             output: Seam::new(at.sub("experts.output")),
-            top_k: config.num_experts_per_tok,
-            normalize: config.norm_topk_prob,
-            router_bias: None,
+            shared: None,
             dispatcher: Choice::BuiltIn(Dispatch::default()),
             slots: Slots::default(),
         }
@@ -122,29 +119,62 @@ impl Moe {
     /// Adds a bias to the router, zero at first, under its name in DeepSeek-V3. Clones made before
     /// have none.
     pub fn add_router_bias(&mut self) {
-        let gate = ModulePath::from(self.gate.name().trim_end_matches(".weight"));
-        let name = gate.sub("e_score_correction_bias");
-        self.router_bias = Some(Buffer::new(name, [self.gate.shape()[0]], Init::Zeros));
+        self.router.add_bias();
     }
 
-    /// Maps `x` [.., d] to the same shape: the sum over a token's experts, weighted by probability.
-    /// An expert without tokens gets a zero gradient.
+    /// Scores experts by the sigmoid of their logits, instead of the softmax.
+    #[must_use]
+    pub fn sigmoid_scores(mut self) -> Moe {
+        self.router.sigmoid = true;
+        self
+    }
+
+    /// Divides the experts into `groups`, of which each token has its best `top_groups`.
+    #[must_use]
+    pub fn grouped(mut self, groups: usize, top_groups: usize) -> Moe {
+        (self.router.groups, self.router.top_groups) = (groups, top_groups);
+        self
+    }
+
+    /// Multiplies the weights of all experts by `scale`.
+    #[must_use]
+    pub fn scaled(mut self, scale: f64) -> Moe {
+        self.router.scale = scale;
+        self
+    }
+
+    /// Adds `count` experts that every token has, as one MLP.
+    #[must_use]
+    pub fn shared_experts(mut self, count: usize) -> Moe {
+        let block = self.router.gate.name().trim_end_matches(".gate.weight");
+        let at = ModulePath::from(block).sub("shared_experts");
+        let [_, _, f, d] = self.gate_up_proj.shape()[..] else {
+            unreachable!("a gate_up_proj has four dims")
+        };
+        self.shared = Some(Mlp::with_features(&at, d, count * f, self.gate_up_proj.spec().init));
+        self
+    }
+
+    /// Maps `x` [.., d] to the same shape: the weighted sum over a token's experts, and the shared
+    /// experts' result. An expert without tokens gets a zero gradient.
     ///
     /// # Errors
     /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<(Var, Routing)> {
         let x_nd = ops::merge_leading(x)?;
-        let x_f32 = ops::cast(&x_nd, DType::F32)?;
-        let logits_ne = ops::linear(&x_f32, &self.gate.var_as(DType::F32)?)?;
-        let probabilities_ne = ops::softmax(&logits_ne)?;
+        let logits_ne = self.router.logits(&x_nd)?;
+        let scores_ne = self.router.scores(&logits_ne)?;
+        let probabilities_ne = self.router.probabilities(&scores_ne)?;
 
         let x_nd = self.input.redistribute(&x_nd)?;
-        let p_ne = self.input.redistribute(&probabilities_ne)?;
-        let (y_nd, statistics) = self.apply_experts(&x_nd, &p_ne)?;
-        let y = ops::reshape(&y_nd, &x.global_shape())?;
-        let counts = statistics.slice(0, 0..self.gate.shape()[0])?;
-        let routing = Routing { logits_ne, probabilities_ne, counts, statistics };
-        Ok((self.output.redistribute(&y)?, routing))
+        let scores_ne = self.input.redistribute(&scores_ne)?;
+        let (y_nd, statistics) = self.apply_experts(&x_nd, &scores_ne)?;
+        let counts = statistics.slice(0, 0..self.router.experts())?;
+        let mut y = self.output.redistribute(&ops::reshape(&y_nd, &x.global_shape())?)?;
+        if let Some(shared) = &self.shared {
+            y = ops::add(&y, &shared.forward(x)?)?;
+        }
+        Ok((y, Routing { logits_ne, probabilities_ne, counts, statistics }))
     }
 
     /// Lets the slots of tokens that are sent to experts on other ranks follow what the last steps needed,
@@ -162,24 +192,24 @@ impl Moe {
 
     /// Lets slots follow the sums of [`Routing::statistics`] over a step. All ranks pass the same.
     pub fn follow(&self, statistics: &[f32]) {
-        let needs = statistics.get(self.gate.shape()[0]..).unwrap_or_default();
+        let needs = statistics.get(self.router.experts()..).unwrap_or_default();
         if !needs.is_empty() {
             self.slots.follow(needs);
         }
     }
 
     /// The results of the experts for each token, and the statistics of the dispatch.
-    fn apply_experts(&self, x_nd: &Var, probabilities_ne: &Var) -> Result<(Var, Tensor)> {
+    fn apply_experts(&self, x_nd: &Var, scores_ne: &Var) -> Result<(Var, Tensor)> {
         let gate_up = self.gate_up_proj.var_as(x_nd.dtype())?;
         let down = self.down_proj.var_as(x_nd.dtype())?;
         let weights = [&gate_up, &down];
         match (x_nd.value().sharding(), gate_up.value().sharding()) {
             (Some(tokens), Some(experts)) if tokens.mesh() == experts.mesh() => {
-                self.apply_own(x_nd, probabilities_ne, weights, [tokens, experts])
+                self.apply_own(x_nd, scores_ne, weights, [tokens, experts])
             }
-            (Some(tokens), Some(_)) => self.apply_anywhere(x_nd, probabilities_ne, weights, tokens),
+            (Some(tokens), Some(_)) => self.apply_anywhere(x_nd, scores_ne, weights, tokens),
             _ => {
-                let operands = [x_nd, probabilities_ne, &gate_up, &down].map(Var::clone);
+                let operands = [x_nd, scores_ne, &gate_up, &down].map(Var::clone);
                 let [y_nd, counts] = self.on_rank(operands, None)?;
                 Ok((y_nd, counts.value().clone()))
             }
@@ -191,18 +221,18 @@ impl Moe {
     fn apply_own(
         &self,
         x_nd: &Var,
-        probabilities_ne: &Var,
+        scores_ne: &Var,
         [gate_up, down]: [&Var; 2],
         [tokens, experts]: [&Sharding; 2],
     ) -> Result<(Var, Tensor)> {
         let (mesh, rows, features) = (tokens.mesh(), Shards::of(tokens, 0), Shards::of(experts, 2));
         let operands = [
             features.partial_gradient(LocalOperand::new(x_nd, mesh, &rows.0)),
-            features.partial_gradient(LocalOperand::new(probabilities_ne, mesh, &rows.0)),
+            features.partial_gradient(LocalOperand::new(scores_ne, mesh, &rows.0)),
             rows.partial_gradient(LocalOperand::new(gate_up, mesh, &features.0)),
             rows.partial_gradient(LocalOperand::new(down, mesh, &features.0)),
         ];
-        let (shape, experts) = (x_nd.global_shape(), [self.gate.shape()[0]]);
+        let (shape, experts) = (x_nd.global_shape(), [self.router.experts()]);
         let y_nd = LocalResult::new(mesh, [&rows.0[..], &features.partial()].concat(), &shape);
         let counts = LocalResult::new(mesh, rows.partial(), &experts);
         let [y_nd, counts] =
@@ -216,7 +246,7 @@ impl Moe {
     fn apply_anywhere(
         &self,
         x_nd: &Var,
-        probabilities_ne: &Var,
+        scores_ne: &Var,
         [gate_up, down]: [&Var; 2],
         tokens: &Sharding,
     ) -> Result<(Var, Tensor)> {
@@ -225,8 +255,7 @@ impl Moe {
         let on_copies =
             |at: &Placement| -> Vec<_> { copies.iter().map(|axis| (*axis, at.clone())).collect() };
         let x_nd = ops::redistribute(x_nd, on_copies(&Placement::shard(0)))?;
-        let probabilities_ne =
-            ops::redistribute(probabilities_ne, on_copies(&Placement::shard(0)))?;
+        let scores_ne = ops::redistribute(scores_ne, on_copies(&Placement::shard(0)))?;
 
         let [tokens, up, out] = [&x_nd, gate_up, down].map(|it| it.value().sharding());
         let (Some(tokens), Some(up), Some(out)) = (tokens, up, out) else {
@@ -236,14 +265,14 @@ impl Moe {
         let (mesh, rows) = (tokens.mesh(), Shards::of(tokens, 0));
         let operands = [
             LocalOperand::new(&x_nd, mesh, &rows.0),
-            LocalOperand::new(&probabilities_ne, mesh, &rows.0),
+            LocalOperand::new(&scores_ne, mesh, &rows.0),
             of_other_tokens(gate_up, up),
             of_other_tokens(down, out),
         ];
         let shape = x_nd.global_shape();
         let y_nd = LocalResult::new(mesh, &rows.0, &shape);
         let needs = if peers.counts_needs { slots::COUNTED } else { 0 };
-        let statistics = [self.gate.shape()[0] + needs];
+        let statistics = [self.router.experts() + needs];
         let counts = LocalResult::new(mesh, rows.partial(), &statistics);
         let body = |operands| self.on_rank(operands, Some(&peers));
         let [y_nd, counts] = local(operands, [y_nd, counts], body)?;
@@ -260,7 +289,7 @@ impl Moe {
             axes.iter().map(|axis| mesh.size(axis)).product::<meshgrad_mesh::Result<usize>>()
         };
         let (ranks, shards) = (sizes(&by_expert)?, sizes(&by_feature)?);
-        let all = self.gate.shape()[0];
+        let all = self.router.experts();
         ensure!(
             all.is_multiple_of(ranks),
             Invalid,
@@ -271,7 +300,7 @@ impl Moe {
         let members = group.group().ranks().iter();
         let of_rank = |rank: &usize| tokens.local_shape(*rank).map_or(0, |shape| shape[0]);
         let (tokens, held) = (members.map(of_rank).collect::<Vec<usize>>(), all / ranks);
-        let worst = tokens.iter().copied().max().unwrap_or(0) * self.top_k.min(held);
+        let worst = tokens.iter().copied().max().unwrap_or(0) * self.router.top_k.min(held);
         let counts_needs = self.counts_needs(ranks);
         let slots = match precedes_backward() && counts_needs {
             true => self.slots.in_training(worst),
@@ -282,8 +311,8 @@ impl Moe {
 
     /// What a built-in dispatch between `ranks` sets of experts is.
     fn built_in(&self, dispatch: Dispatch, ranks: usize) -> Dispatch {
-        let held = self.gate.shape()[0] / ranks;
-        dispatch.chosen(self.slots.per_token(self.top_k, ranks, held))
+        let held = self.router.experts() / ranks;
+        dispatch.chosen(self.slots.per_token(self.router.top_k, ranks, held))
     }
 
     /// Whether the statistics say how many slots are needed between `ranks` sets of experts: only those
@@ -300,14 +329,11 @@ impl Moe {
     /// As [`Moe::apply_experts`], with the tokens and experts of one rank.
     fn on_rank(
         &self,
-        [x_nd, probabilities_ne, gate_up, down]: [Var; 4],
+        [x_nd, scores_ne, gate_up, down]: [Var; 4],
         peers: Option<&ExpertPeers>,
     ) -> Result<[Var; 2]> {
-        let bias = self.router_bias.as_ref().map(Buffer::value).transpose()?;
-        let bias = bias.as_ref().map(Tensor::local);
-        let (weights_nk, experts_nk) =
-            ops::router_top_k(&probabilities_ne, self.top_k, self.normalize, bias.as_ref())?;
-        let all = self.gate.shape()[0];
+        let (weights_nk, experts_nk) = self.router.choose(&scores_ne)?;
+        let all = self.router.experts();
         let order = ops::expert_order(&experts_nk, all, 0, all)?;
         let counts = ops::expert_counts(&order.offsets)?;
 

@@ -409,7 +409,7 @@ impl Model for Qwen3 {
         let rate = self.balancing.bias_update_rate;
         if rate > 0.0 {
             for (moe, of_layer) in self.sparse_blocks().zip(statistics) {
-                if let Some(bias) = &moe.router_bias {
+                if let Some(bias) = &moe.router.bias {
                     let counts = of_layer.slice(0, 0..self.config.num_experts)?;
                     update_router_bias(&bias.value()?, &counts, rate, scale)?;
                 }

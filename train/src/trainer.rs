@@ -255,7 +255,7 @@ impl<M: Model> Trainer<M> {
     /// # Errors
     /// When the device fails.
     pub fn clear_overflow(&self) -> Result<()> {
-        self.overflow.as_ref().map_or(Ok(()), |overflow| Ok(ops::fill_into(overflow, 0.0)?))
+        self.overflow.as_ref().map_or(Ok(()), |overflow| ops::fill_into(overflow, 0.0))
     }
 
     /// Computes the gradients of all microbatches.

@@ -45,6 +45,10 @@ pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<Mode
         ("*.mlp.down_proj.weight", shard(1)),
         ("*.mlp.down_proj.lora_A.weight", shard(1)),
         ("*.mlp.output", between_blocks.clone()),
+        ("*.mlp.shared_experts.input", whole.clone()),
+        ("*.mlp.shared_experts.gate_up_proj.weight", shard(1)),
+        ("*.mlp.shared_experts.down_proj.weight", shard(1)),
+        ("*.mlp.shared_experts.output", between_blocks.clone()),
     ];
     match parallelism.loss_parallel {
         true => rows.extend([

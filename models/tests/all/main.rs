@@ -5,3 +5,4 @@ mod laws;
 mod regions;
 mod sharded;
 mod small;
+mod stored;

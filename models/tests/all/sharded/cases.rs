@@ -24,6 +24,8 @@ pub(crate) struct Case {
     pub(crate) rows: usize,
     /// Whether the projections have low-rank adapters.
     pub(crate) lora: bool,
+    /// Whether sparse layers have shared experts.
+    pub(crate) shared: bool,
     /// The mesh of experts: along `ep` they are sharded, along `etp` their inner features.
     pub(crate) apart: Option<(Axes, Dispatch)>,
 }
@@ -40,6 +42,7 @@ impl Case {
             bf16: false,
             rows: 3,
             lora: false,
+            shared: false,
             apart: None,
         }
     }
@@ -74,6 +77,10 @@ impl Case {
 
     const fn lora(self) -> Case {
         Case { lora: true, ..self }
+    }
+
+    const fn shared_experts(self) -> Case {
+        Case { shared: true, ..self }
     }
 
     pub(crate) fn config(&self) -> Qwen3Config {
@@ -143,6 +150,7 @@ impl fmt::Display for Case {
             (self.checkpointing, "checkpointing"),
             (self.bf16, "bf16"),
             (self.lora, "adapters"),
+            (self.shared, "shared experts"),
         ];
         if let Some((axes, dispatch)) = self.apart {
             write!(f, ", experts {axes:?} by {dispatch:?}")?;
@@ -204,6 +212,7 @@ const MODELS: [(&str, &str); 7] = [
     ("tied", TIED),
     ("experts", EXPERTS),
     ("all experts", ALL_EXPERTS),
+    ("four experts", FOUR_EXPERTS),
     ("many experts", MANY_EXPERTS),
     ("four experts", FOUR_EXPERTS),
 ];
@@ -237,6 +246,8 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(EXPERTS, TP4).sequence().sharded_experts(),
     Case::new(EXPERTS, DP_TP).sequence().checkpointed(),
     Case::new(EXPERTS, DP_TP).sequence().sharded_experts().whole_vocabulary(),
+    Case::new(FOUR_EXPERTS, TP4).shared_experts().sequence(),
+    Case::new(FOUR_EXPERTS, DP_TP).shared_experts().sharded_experts().checkpointed(),
     Case::new(ALL_EXPERTS, DP2).bf16(),
     Case::new(ALL_EXPERTS, TP3).sequence().sharded_experts().bf16(),
     Case::new(MANY_EXPERTS, DP2).apart(&[("ep", 2)], AllGather),

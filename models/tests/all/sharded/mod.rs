@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use meshgrad_comm::conformance::Fault;
-use meshgrad_models::{Model, ModelPlan, Qwen3};
+use meshgrad_models::{Model, ModelPlan};
 
 use cases::{CASES, Case};
-use run::{Expected, on_ranks};
+use run::{Expected, model, on_ranks};
 
 /// Compares a case on its mesh, with the plan changed by `change`, with one rank.
 fn check(
@@ -66,8 +66,7 @@ fn planted_faults_are_found() {
 fn a_deleted_seam_is_an_error_or_changes_nothing() {
     let mut effects: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for case in CASES.iter().filter(|case| !case.bf16 && case.apart.is_none()) {
-        let model = Qwen3::new(&case.config()).unwrap();
-        let plan = model.plan(&case.parallelism(&case.mesh())).unwrap();
+        let plan = model(case).unwrap().plan(&case.parallelism(&case.mesh())).unwrap();
         let is_seam = |names: &&str| ["input", "output"].iter().any(|it| names.ends_with(it));
         let deleted: Vec<String> = plan.names().filter(is_seam).map(str::to_owned).collect();
         for names in deleted {

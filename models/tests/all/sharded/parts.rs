@@ -5,7 +5,9 @@ use meshgrad_models::{Flow, Loss, Model, Qwen3, Stage, hf};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::sharded::cases::{CASES, Case};
-use crate::sharded::run::{Expected, Outcome, SEED, batch, gradients, outcome_of};
+use crate::sharded::run::{
+    Expected, Outcome, SEED, add_shared_experts, batch, gradients, outcome_of,
+};
 use crate::small::{BALANCING, add_adapters};
 
 /// Three stages: the first layer, no layer, and all others.
@@ -15,6 +17,9 @@ fn stages(case: &Case) -> Result<Vec<(Stage, Qwen3)>> {
     let part = |stage: Stage| {
         let mut part = Qwen3::new(&config)?.part(std::slice::from_ref(&stage))?;
         part.add_router_biases();
+        if case.shared {
+            add_shared_experts(&mut part);
+        }
         Ok((stage, part.balanced(BALANCING)))
     };
     stages.map(part).collect()

@@ -7,7 +7,7 @@ use meshgrad_collectives::{Redistribute, full_tensor, redistribute, with_redistr
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::Placement;
-use meshgrad_models::{IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch};
+use meshgrad_models::{FeedForward, IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops, with_mesh};
 
 use crate::sharded::cases::Case;
@@ -78,7 +78,7 @@ pub(crate) fn outcome_of(loss: &Loss, grads: &mut Grads, buffers: &[Buffer]) -> 
     Ok(outcome)
 }
 
-/// With adapters that are not zero, if the case has them.
+/// With adapters that are not zero and shared experts, if the case has them.
 pub(crate) fn model(case: &Case) -> Result<Qwen3> {
     let mut model = Qwen3::new(&case.config())?;
     model.add_router_biases();
@@ -86,7 +86,18 @@ pub(crate) fn model(case: &Case) -> Result<Qwen3> {
     if case.lora {
         add_adapters(&mut model);
     }
+    if case.shared {
+        add_shared_experts(&mut model);
+    }
     Ok(model)
+}
+
+pub(crate) fn add_shared_experts(model: &mut Qwen3) {
+    for layer in &mut model.layers {
+        if let FeedForward::Sparse(moe) = &mut layer.mlp {
+            *moe = moe.clone().shared_experts(1);
+        }
+    }
 }
 
 fn on_one_rank(case: &Case) -> Result<Outcome> {

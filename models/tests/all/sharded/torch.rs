@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use meshgrad_autograd::{Module, Param, Result};
-use meshgrad_ckpt::TensorFile;
 use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
@@ -16,14 +15,12 @@ use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::sharded::run::{gradients, outcome_of};
 use crate::small::{distance, norm};
+use crate::stored::{Values, names_of, read};
 
 /// The largest difference of the loss or a gradient from torch's, relative to the norm of torch's.
 const TOLERANCE: f64 = 1e-5;
 
 const RANKS: [usize; 2] = [2, 3];
-
-/// One tensor's shape and elements.
-type Values<T> = (Vec<usize>, Vec<T>);
 
 /// A model, a batch, and what torch computes of it on `ranks` ranks.
 struct Fixture {
@@ -32,22 +29,6 @@ struct Fixture {
     config: Qwen3Config,
     weights: BTreeMap<String, Values<f32>>,
     input: BTreeMap<String, Values<i64>>,
-}
-
-/// The tensors of a file, whose elements have `N` bytes.
-fn read<T, const N: usize>(
-    path: &Path,
-    decode: impl Fn([u8; N]) -> T,
-) -> BTreeMap<String, Values<T>> {
-    let file = TensorFile::open(path).unwrap();
-    let tensors = file.tensors().iter().map(|info| {
-        let bytes = file.read(&info.name).unwrap();
-        let values: Vec<T> =
-            bytes.chunks_exact(N).map(|element| decode(element.try_into().unwrap())).collect();
-        assert_eq!(values.len(), info.shape.iter().product::<usize>());
-        (info.name.clone(), (info.shape.clone(), values))
-    });
-    tensors.collect()
 }
 
 impl Fixture {
@@ -83,7 +64,7 @@ impl Fixture {
 
     /// Sets the parameter to this rank's shard of the stored weight.
     fn set(&self, param: &Param, device: &Device) -> Result<()> {
-        let stored = names_of(param).into_iter();
+        let stored = names_of(param.name()).into_iter();
         let values: Vec<f32> =
             stored.flat_map(|name| self.weights[&name].1.iter().copied()).collect();
         let whole = Tensor::from_slice(device, param.shape(), &values)?.as_replicated()?;
@@ -126,7 +107,7 @@ impl Fixture {
             outcome_of(&loss, &mut grads, &[])?.into_iter().collect();
         let mut named = BTreeMap::from([("loss".to_owned(), whole["total"].clone())]);
         for param in model.params() {
-            let names = names_of(&param);
+            let names = names_of(param.name());
             let gradient = &whole[param.name()];
             let parts = gradient.chunks_exact(gradient.len() / names.len());
             for (name, part) in names.iter().zip(parts) {
@@ -153,15 +134,6 @@ impl Fixture {
             }
         }
         Ok(())
-    }
-}
-
-/// The names of a parameter in transformers, which stores gate and up apart.
-fn names_of(param: &Param) -> Vec<String> {
-    let name = param.name();
-    match name.strip_suffix("gate_up_proj.weight") {
-        Some(mlp) => ["gate", "up"].map(|part| format!("{mlp}{part}_proj.weight")).to_vec(),
-        None => vec![name.to_owned()],
     }
 }
 

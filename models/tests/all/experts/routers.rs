@@ -1,0 +1,324 @@
+//! The options of the block, in the form of DeepSeek-V3. `scripts/prove/deepseek-moe-golden` describes
+//! and writes the fixtures.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use meshgrad_autograd::{Buffer, Grads, Init, Module, Result, Tape, Var, ops as tracked};
+use meshgrad_collectives::redistribute;
+use meshgrad_comm::{Local, Rank, Redistributor};
+use meshgrad_mesh::{Mesh, Placement};
+use meshgrad_models::ModelPlan;
+use meshgrad_models::moe::{Dispatcher, ExpertPeers, ExpertRows, Moe, RoutedTokens};
+use meshgrad_runtime::ops::ExpertOrder;
+use meshgrad_runtime::{Device, Tensor, ops};
+use serde_json::Value;
+
+use super::{Parts, ROUTINGS, Routing, TWELVE, check_ranks, pass, tokens};
+use crate::small::{config, distance, norm};
+use crate::stored::{Values, names_of, read};
+
+/// The largest difference of a result or gradient from torch's, relative to the norm of torch's.
+const TOLERANCE: f64 = 1e-5;
+
+/// A block, and what transformers computes with it.
+struct Fixture {
+    options: Value,
+    tensors: BTreeMap<String, Values<f32>>,
+}
+
+impl Fixture {
+    fn open(name: &str) -> Fixture {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/deepseek-moe");
+        let text = std::fs::read_to_string(folder.join(name).join("config.json")).unwrap();
+        Fixture {
+            options: serde_json::from_str(&text).unwrap(),
+            tensors: read(&folder.join(name).join("tensors.safetensors"), f32::from_le_bytes),
+        }
+    }
+
+    fn size(&self, name: &str) -> usize {
+        self.options[name].as_u64().unwrap() as usize
+    }
+
+    fn block(&self) -> Moe {
+        let [d, f, e, k, normalize] = [
+            "hidden_size",
+            "moe_intermediate_size",
+            "n_routed_experts",
+            "num_experts_per_tok",
+            "norm_topk_prob",
+        ]
+        .map(|name| &self.options[name]);
+        let config = config(&format!(
+            r#"
+            model_type = "qwen3_moe"
+            vocab_size = 53
+            hidden_size = {d}
+            num_hidden_layers = 1
+            num_attention_heads = 2
+            num_key_value_heads = 2
+            num_experts = {e}
+            num_experts_per_tok = {k}
+            moe_intermediate_size = {f}
+            norm_topk_prob = {normalize}
+            "#
+        ));
+        let mut moe = Moe::new(&"mlp".into(), &config)
+            .sigmoid_scores()
+            .grouped(self.size("n_group"), self.size("topk_group"))
+            .scaled(self.options["routed_scaling_factor"].as_f64().unwrap())
+            .shared_experts(self.size("n_shared_experts"));
+        moe.add_router_bias();
+        moe
+    }
+
+    fn tensor(&self, device: &Device, names: &[String], shape: &[usize]) -> Tensor {
+        let stored = names.iter().flat_map(|name| &self.tensors[name].1);
+        let values: Vec<f32> = stored.copied().collect();
+        Tensor::from_slice(device, shape, &values).unwrap()
+    }
+
+    fn x(&self, device: &Device) -> Tensor {
+        self.tensor(device, &["x".to_owned()], &self.tensors["x"].0)
+    }
+
+    /// Gives the block the stored weights and bias.
+    fn fill(&self, moe: &Moe, device: &Device) -> Result<()> {
+        moe.materialize(device, 1)?;
+        for param in moe.params() {
+            let stored = self.tensor(device, &names_of(param.name()), param.shape());
+            ops::copy_into(&stored, &param.value()?.local())?;
+        }
+        for buffer in moe.buffers() {
+            let stored = self.tensor(device, &[buffer.name().to_owned()], buffer.shape());
+            ops::copy_into(&stored, &buffer.value()?.local())?;
+        }
+        Ok(())
+    }
+
+    fn pass(&self, moe: &Moe, device: &Device) -> Parts {
+        self.fill(moe, device).unwrap();
+        pass(moe, self.x(device)).unwrap()
+    }
+
+    /// As [`Fixture::pass`], with the experts on a mesh of their own, so that tokens are dispatched.
+    fn pass_dispatched(&self, moe: &Moe) -> Parts {
+        let [mesh, own] = ["dp", "ep"].map(|axis| Mesh::new(&[1], &[axis]).unwrap());
+        let parts = Local::new(1).launch(|rank| {
+            Redistributor::new(rank).run_on(&mesh, || {
+                ModelPlan::new(&mesh)
+                    .place_on(&own, "*.experts.*_proj", [("ep", Placement::shard(0))])
+                    .apply(moe, rank.rank())?;
+                self.fill(moe, rank.device())?;
+                let x = self.x(rank.device()).as_replicated()?;
+                pass(moe, redistribute(&x, [("dp", Placement::shard(0))])?)
+            })
+        });
+        parts.unwrap().remove(0)
+    }
+
+    /// The parts that differ from those of transformers.
+    fn differing(&self, parts: &Parts) -> Vec<String> {
+        let differs = |(name, actual): &(String, Vec<f32>)| {
+            let stored = match name.as_str() {
+                "y" | "counts" => vec![name.clone()],
+                "dx" => vec!["grad.x".to_owned()],
+                _ => names_of(name).iter().map(|name| format!("grad.{name}")).collect(),
+            };
+            let expected = stored.iter().flat_map(|name| self.tensors[name].1.iter().copied());
+            let expected: Vec<f32> = expected.collect();
+            assert_eq!(actual.len(), expected.len(), "{name}");
+            let is_near = distance(actual, &expected) <= TOLERANCE * norm(&expected);
+            (!is_near).then(|| name.clone())
+        };
+        parts.iter().filter_map(differs).collect()
+    }
+}
+
+/// The CPU, and the emulated GPU if it is built.
+fn devices() -> Vec<Device> {
+    let gpu = Device::emulator_is_built().then(|| Device::emulator(0).unwrap());
+    [Some(Device::cpu()), gpu].into_iter().flatten().collect()
+}
+
+#[test]
+fn results_and_gradients_match_transformers() {
+    for fixture in ["groups", "plain"].map(Fixture::open) {
+        for device in devices() {
+            let differing = fixture.differing(&fixture.pass(&fixture.block(), &device));
+            assert_eq!(differing, [""; 0], "{device}");
+        }
+        assert_eq!(fixture.differing(&fixture.pass_dispatched(&fixture.block())), [""; 0]);
+    }
+}
+
+/// Adds the bias to the weights, too.
+struct BiasedWeights(Buffer);
+
+impl Dispatcher for BiasedWeights {
+    type Sent = (Var, ExpertOrder);
+
+    fn dispatch(&self, tokens: RoutedTokens, _: &ExpertPeers) -> Result<(ExpertRows, Self::Sent)> {
+        let slots = ops::reshape(&tokens.experts_nk, &[tokens.experts_nk.elements()])?;
+        let biases = ops::index_select(&self.0.value()?.local(), 0, &slots)?;
+        let biases_nk = ops::reshape(&biases, tokens.experts_nk.shape())?;
+        let weights = (&tokens.weights_nk + &Var::constant(biases_nk))?;
+        let x_cd = tracked::permute_tokens(&tokens.x_nd, &tokens.order)?;
+        let offsets = tokens.order.offsets.clone();
+        Ok((ExpertRows { x_cd, offsets }, (weights, tokens.order)))
+    }
+
+    fn combine(&self, y_cd: &Var, sent: Self::Sent, _: &ExpertPeers) -> Result<Var> {
+        tracked::unpermute_tokens(y_cd, &sent.0, &sent.1)
+    }
+}
+
+#[test]
+fn planted_faults_differ_from_transformers() {
+    let (fixture, device) = (Fixture::open("groups"), Device::cpu());
+    let faulty = |change: fn(&mut Moe)| {
+        let mut moe = fixture.block();
+        change(&mut moe);
+        fixture.pass(&moe, &device)
+    };
+    let mut biased_weights = fixture.block();
+    biased_weights.dispatch_with(BiasedWeights(biased_weights.router.bias.clone().unwrap()));
+    for (fault, parts) in [
+        ("no bias", faulty(|moe| moe.router.bias = None)),
+        ("no normalization", faulty(|moe| moe.router.normalize = false)),
+        ("no scale", faulty(|moe| moe.router.scale = 1.0)),
+        ("no groups", faulty(|moe| moe.router.groups = 1)),
+        ("no shared experts", faulty(|moe| moe.shared = None)),
+        ("bias in the weights", fixture.pass_dispatched(&biased_weights)),
+    ] {
+        let differing = fixture.differing(&parts);
+        for name in ["y", "dx", "mlp.gate.weight"] {
+            let is_seen = differing.iter().any(|it| it == name);
+            assert!(is_seen, "{fault} is not seen in {name}: {differing:?}");
+        }
+    }
+}
+
+/// The indices of the `count` largest values; of equal ones, the first.
+fn best(values: &[f32], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+    order.truncate(count);
+    order
+}
+
+/// The experts that DeepSeek-V3 chooses.
+fn chosen(scores: &[f32], [groups, top_groups, k]: [usize; 3]) -> Vec<usize> {
+    let size = scores.len() / groups;
+    let best_two = |group: &[f32]| best(group, 2).iter().map(|at| group[*at]).sum::<f32>();
+    let of_groups: Vec<f32> = scores.chunks(size).map(best_two).collect();
+    let allowed = best(&of_groups, top_groups);
+    let masked =
+        scores.iter().enumerate().map(|(at, score)| match allowed.contains(&(at / size)) {
+            true => *score,
+            false => f32::NEG_INFINITY,
+        });
+    best(&masked.collect::<Vec<_>>(), k)
+}
+
+/// The gate is zero, so that scores are 0.5 and the bias decides. Biases are multiples of a quarter, so
+/// most are equal to others.
+#[test]
+fn ties_go_to_the_lowest_index_of_the_best_groups() {
+    for device in devices() {
+        for options in [[1, 1, 5], [2, 1, 6], [3, 2, 4], [4, 2, 3], [6, 3, 4], [6, 6, 12]] {
+            let [groups, top_groups, k] = options;
+            let mut moe = Moe::new(&"mlp".into(), &config(TWELVE)).sigmoid_scores();
+            moe = moe.grouped(groups, top_groups);
+            moe.router.top_k = k;
+            moe.add_router_bias();
+            moe.materialize(&device, 1).unwrap();
+            ops::fill_into(&moe.router.gate.value().unwrap(), 0.0).unwrap();
+            let x = tokens(&device, 2, Routing::Random).unwrap();
+            for seed in 0..20 {
+                let quarter = |at: u32| (at + 12 * seed).wrapping_mul(2_654_435_769) >> 29;
+                let bias: Vec<f32> = (0..12).map(|at| quarter(at) as f32 / 4.0 - 1.0).collect();
+                let tensor = Tensor::from_slice(&device, &[12], &bias).unwrap();
+                moe.router.bias.as_ref().unwrap().set(&tensor).unwrap();
+
+                let (_, routing) = moe.forward(&Var::constant(x.clone())).unwrap();
+                let mut expected = [0.0; 12];
+                let scores: Vec<f32> = bias.iter().map(|bias| 0.5 + bias).collect();
+                chosen(&scores, options).iter().for_each(|expert| expected[*expert] = 2.0);
+                let counts = routing.counts.to_vec::<f32>().unwrap();
+                assert_eq!(counts, expected, "{device}, {options:?}, {bias:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_that_do_not_fit_are_an_error() {
+    let device = Device::cpu();
+    let x = Var::constant(tokens(&device, 2, Routing::Random).unwrap());
+    for (groups, top_groups, expected) in [
+        (5, 1, "12 experts cannot be divided into 5 groups of at least two"),
+        (12, 4, "12 experts cannot be divided into 12 groups of at least two"),
+        (4, 5, "2 experts cannot be chosen in 5 of 4 groups of 3 experts"),
+        (3, 0, "2 experts cannot be chosen in 0 of 3 groups of 4 experts"),
+    ] {
+        let moe = Moe::new(&"mlp".into(), &config(TWELVE)).grouped(groups, top_groups);
+        moe.materialize(&device, 1).unwrap();
+        let error = moe.forward(&x).map(drop).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// The auxiliary loss gets the scores as shares of their sum (DeepSeek-V3, equation 19).
+#[test]
+fn probabilities_are_the_normalized_scores() {
+    let device = Device::cpu();
+    let moe = Moe::new(&"mlp".into(), &config(TWELVE)).sigmoid_scores();
+    moe.materialize(&device, 1).unwrap();
+    let x = tokens(&device, 9, Routing::Random).unwrap();
+    let (_, routing) = moe.forward(&Var::constant(x)).unwrap();
+    let [logits, found] = [&routing.logits_ne, &routing.probabilities_ne]
+        .map(|it| it.value().to_vec::<f32>().unwrap());
+    for (logits, found) in logits.chunks(12).zip(found.chunks(12)) {
+        let scores: Vec<f32> = logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
+        let sum: f32 = scores.iter().sum();
+        let expected: Vec<f32> = scores.iter().map(|score| score / sum).collect();
+        assert!(distance(found, &expected) < 1e-6);
+    }
+}
+
+/// DeepSeek-V3's form, with a random bias.
+fn deepseek_block() -> Moe {
+    let mut moe = Moe::new(&"mlp".into(), &config(TWELVE))
+        .sigmoid_scores()
+        .grouped(4, 2)
+        .scaled(2.5)
+        .shared_experts(2);
+    let name = "mlp.gate.e_score_correction_bias";
+    moe.router.bias = Some(Buffer::new(name, [12], Init::Normal { std: 0.2 }));
+    moe
+}
+
+/// A meta device has no values that a choice could read.
+#[test]
+fn meta_devices_choose_experts() {
+    for device in devices() {
+        let (device, moe) = (Device::meta(device.properties()), deepseek_block());
+        moe.materialize(&device, 1).unwrap();
+        let x = Var::input(tokens(&device, 9, Routing::Random).unwrap());
+        let ((y, _), tape) = Tape::record(|| moe.forward(&x)).unwrap();
+        let mut grads = Grads::new(&moe.params()).unwrap();
+        tape.backward(&[(&y, y.value().clone())], &mut grads).unwrap();
+        assert_eq!(grads.all().unwrap().len(), moe.params().len());
+    }
+}
+
+#[test]
+fn three_ranks_have_the_results_of_one() {
+    for sizes in [[5, 0, 8], [4, 3, 6]] {
+        for routing in ROUTINGS {
+            check_ranks(&sizes, routing, deepseek_block);
+        }
+    }
+}
