@@ -214,7 +214,6 @@ const MODELS: [(&str, &str); 7] = [
     ("all experts", ALL_EXPERTS),
     ("four experts", FOUR_EXPERTS),
     ("many experts", MANY_EXPERTS),
-    ("four experts", FOUR_EXPERTS),
 ];
 
 pub(crate) const CASES: &[Case] = &[
