@@ -79,7 +79,7 @@ fn train(slots: Option<usize>, ahead: u64) -> Vec<(Outcome, usize)> {
                 let device = rank.device();
                 let steps = done + 1..=STEPS.min(done + 1 + ahead);
                 let pending = steps.map(|step| {
-                    trainer.step(step, (0..2).map(|microbatch| batch(device, step, microbatch)))
+                    trainer.step(step, [0, 1].map(|microbatch| batch(device, step, microbatch)))
                 });
                 for pending in pending.collect::<Result<Vec<_>>>()? {
                     let record = pending.wait(&trainer.model)?;
