@@ -2,22 +2,25 @@
 
 use meshgrad_comm::Local;
 use meshgrad_comm::conformance::Fault;
+use meshgrad_models::moe::Dispatch;
 use meshgrad_runtime::Device;
 
-use crate::sharded::cases::CASES;
+use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{Expected, on_ranks_of};
 use crate::sharded::unchanged;
 
-/// As on the CPU: dense and sparse, with every kind of seam.
+/// As on the CPU: dense and sparse, with every kind of seam, and with experts that tokens are sent to.
 #[test]
 fn emulated_gpus_have_the_loss_and_gradients_of_one_cpu() {
     if !Device::emulator_is_built() {
         println!("skipped: the emulator is not built");
         return;
     }
-    let with_all_seams = CASES.iter().filter(|case| case.sequence && case.mesh().len() == 3);
-    let cases: Vec<_> = with_all_seams.filter(|case| !case.bf16).collect();
-    assert!(cases.len() >= 3);
+    let sends =
+        |case: &Case| case.apart.is_some_and(|(_, dispatch)| dispatch == Dispatch::AllToAll);
+    let cases = CASES.iter().filter(|case| case.mesh().len() == 3 && !case.bf16);
+    let cases: Vec<_> = cases.filter(|case| case.sequence || sends(case)).collect();
+    assert!(cases.len() >= 5);
     for case in cases {
         let devices = (0..3).map(|_| Device::emulator(0).unwrap());
         let local = Local::new(3).devices(devices.collect());

@@ -1,9 +1,11 @@
 //! No rank allocates a whole logits, matrix or inner activation.
 
 use meshgrad_autograd::{Module, Result};
+use meshgrad_collectives::redistribute;
 use meshgrad_comm::{Local, Rank, Redistributor};
-use meshgrad_mesh::Mesh;
+use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::moe::Dispatch;
 use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor};
 
@@ -72,6 +74,57 @@ fn no_rank_allocates_what_is_sharded() {
 
     for (rank, [largest, _]) in on_ranks(1).into_iter().enumerate() {
         assert!(largest < smallest, "rank {rank}: {largest} of {smallest} bytes");
+    }
+}
+
+/// Experts on ranks of their own: no rank ever holds those of another, nor their gradients.
+#[test]
+fn no_rank_allocates_all_experts() {
+    const EXPERTS: usize = 8;
+    const FEATURES: usize = 256;
+    let text = format!(
+        r#"
+        model_type = "qwen3_moe"
+        vocab_size = 64
+        hidden_size = {HIDDEN}
+        num_hidden_layers = 2
+        num_attention_heads = 4
+        num_key_value_heads = 4
+        num_experts = {EXPERTS}
+        num_experts_per_tok = 2
+        moe_intermediate_size = {FEATURES}
+        "#
+    );
+    let config: Qwen3Config = toml::from_str(&text).unwrap();
+    let step = |device: &Device, model: &Qwen3, rows: &[(&str, Placement)]| -> Result<usize> {
+        model.materialize(device, 1)?;
+        let ids: Vec<i64> = (0..4 * 5).map(|at| at * 31 % 64).collect();
+        let ids = Tensor::from_slice(device, &[4, 5], &ids)?.as_replicated()?;
+        let ids = redistribute(&ids, rows)?;
+        let compute = Compute { dtype: DType::F32, checkpointing: false };
+        gradients(&model.params(), || model.loss(&TokenBatch::new(&ids, &ids), compute))?;
+        Ok(device.memory_stats().largest)
+    };
+    let all = 4 * EXPERTS * 2 * FEATURES * HIDDEN;
+    let device = Device::cpu();
+    assert!(step(&device, &Qwen3::new(&config).unwrap(), &[]).unwrap() >= all);
+
+    for dispatch in [Dispatch::AllGather, Dispatch::AllToAll] {
+        let (mesh, experts) =
+            (Mesh::new(&[4], &["dp"]).unwrap(), Mesh::new(&[4], &["ep"]).unwrap());
+        let largest = Local::run(4, |rank| {
+            Redistributor::new(rank).run_on(&mesh, || {
+                let mut model = Qwen3::new(&config)?;
+                model.dispatch_experts_by(dispatch);
+                let parallelism =
+                    ModelParallelism::new(&mesh).experts(&experts, ["ep"], [""; 0])?;
+                model.plan(&parallelism)?.apply(&model, Rank::rank(rank))?;
+                step(rank.device(), &model, &[("dp", Placement::shard(0))])
+            })
+        });
+        for (rank, largest) in largest.unwrap().into_iter().enumerate() {
+            assert!(largest <= all / 4, "{dispatch:?}, rank {rank}: {largest} of {all} bytes");
+        }
     }
 }
 
