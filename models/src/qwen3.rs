@@ -431,7 +431,8 @@ impl Model for Qwen3 {
     fn metrics(&self, statistics: &[Vec<f32>]) -> Metrics {
         let experts = self.config.num_experts;
         let counts = statistics.iter().map(|of_layer| of_layer[..experts].to_vec());
-        expert_metrics(&counts.collect::<Vec<_>>())
+        let ranks = self.sparse_blocks().next().map_or(1, Moe::ranks);
+        expert_metrics(&counts.collect::<Vec<_>>(), ranks)
     }
 
     /// Under Hugging Face names, one tensor per expert.

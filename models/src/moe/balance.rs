@@ -168,15 +168,31 @@ impl Function<3> for Bias {
     }
 }
 
-/// Load and shares of experts, from the tokens per expert of each layer.
-pub fn expert_metrics(layers: &[Vec<f32>]) -> Metrics {
+/// Load and shares of experts, from the tokens per expert of each layer; with several `ranks` that have
+/// the experts between them, also `rank_load`, that of the busiest rank.
+pub fn expert_metrics(layers: &[Vec<f32>], ranks: usize) -> Metrics {
     let layers: Vec<Vec<f64>> =
         layers.iter().map(|counts| counts.iter().copied().map(f64::from).collect()).collect();
     Metrics {
         expert_load: layers.iter().map(|counts| load(counts)).reduce(f64::max),
         expert_shares: shares(&layers),
-        extra: Vec::new(),
+        extra: match ranks {
+            1 => Vec::new(),
+            _ => {
+                let by_rank = layers.iter().map(|counts| load(&of_ranks(counts, ranks)));
+                by_rank
+                    .reduce(f64::max)
+                    .map(|load| ("rank_load".to_owned(), load))
+                    .into_iter()
+                    .collect()
+            }
+        },
     }
+}
+
+/// The tokens of each rank.
+fn of_ranks(counts: &[f64], ranks: usize) -> Vec<f64> {
+    counts.chunks(counts.len().div_ceil(ranks)).map(|held| held.iter().sum()).collect()
 }
 
 /// Each expert's share of the tokens over all layers.
@@ -233,12 +249,15 @@ mod tests {
     /// Load is measured per layer: two layers that prefer opposite experts do not cancel out.
     #[test]
     fn expert_load_is_that_of_the_least_balanced_layer() {
-        let opposite = expert_metrics(&[vec![8.0, 4.0, 2.0, 2.0], vec![0.0, 4.0, 6.0, 6.0]]);
-        assert_eq!(opposite.expert_shares, [0.25; 4]);
-        assert_eq!(opposite.expert_load, Some(2.0));
+        let opposite = [vec![8.0, 4.0, 2.0, 2.0], vec![0.0, 4.0, 6.0, 6.0]];
+        let metrics = expert_metrics(&opposite, 1);
+        assert_eq!(metrics.expert_shares, [0.25; 4]);
+        assert_eq!((metrics.expert_load, metrics.extra), (Some(2.0), Vec::new()));
+        let metrics = expert_metrics(&opposite, 2);
+        assert_eq!(metrics.extra, [("rank_load".to_owned(), 1.5)]);
 
-        assert_eq!(expert_metrics(&[vec![3.0; 4]]).expert_load, Some(1.0));
-        assert_eq!(expert_metrics(&[]), Metrics::default());
+        assert_eq!(expert_metrics(&[vec![3.0; 4]], 1).expert_load, Some(1.0));
+        assert_eq!(expert_metrics(&[], 2), Metrics::default());
     }
 
     /// The z-loss is the mean of (ln sum e^x)^2 over tokens and layers, even where e^x overflows.
@@ -253,6 +272,7 @@ mod tests {
                 probabilities_ne: ops::softmax(&logits_ne).unwrap(),
                 logits_ne,
                 counts: tensor(&device, &[3], &[0.0; 3]),
+                statistics: tensor(&device, &[3], &[0.0; 3]),
             }
         };
         let balancing = Balancing { z: 0.5, ..Balancing::default() };
