@@ -155,6 +155,13 @@ impl Moe {
         self
     }
 
+    /// The number of sets of experts, each of which other ranks hold.
+    pub fn ranks(&self) -> usize {
+        let shape = self.down_proj.sharded_shape();
+        let axes = shape.sharding().map(|of| (of.mesh(), of.axes_of_dim(0)));
+        axes.map_or(1, |(mesh, axes)| axes.iter().flat_map(|axis| mesh.size(axis)).product())
+    }
+
     /// Maps `x` [.., d] to the same shape: the weighted sum over a token's experts, and the shared
     /// experts' result. An expert without tokens gets a zero gradient.
     ///
@@ -285,10 +292,8 @@ impl Moe {
     fn peers(&self, tokens: &Sharding, experts: &Sharding) -> Result<ExpertPeers> {
         let mesh = experts.mesh();
         let (by_expert, by_feature) = (experts.axes_of_dim(0), experts.axes_of_dim(2));
-        let sizes = |axes: &[&str]| {
-            axes.iter().map(|axis| mesh.size(axis)).product::<meshgrad_mesh::Result<usize>>()
-        };
-        let (ranks, shards) = (sizes(&by_expert)?, sizes(&by_feature)?);
+        let sizes = by_feature.iter().map(|axis| mesh.size(axis));
+        let (ranks, shards) = (self.ranks(), sizes.product::<meshgrad_mesh::Result<usize>>()?);
         let all = self.router.experts();
         ensure!(
             all.is_multiple_of(ranks),
