@@ -376,7 +376,7 @@ impl Moe {
 /// The number of dispatches that lost rows, a scalar f32, from the sums of [`Routing::statistics`] of
 /// layers with so many experts; `None` if their slots do not adapt.
 pub(crate) fn overflow(statistics: &[Tensor], experts: usize) -> Result<Option<Tensor>> {
-    let of_layers = statistics.iter().filter(|of_layer| of_layer.elements() > experts);
+    let of_layers = statistics.iter().filter(|of_layer| of_layer.global_shape()[0] > experts);
     let lost = of_layers.map(|of_layer| of_layer.slice(0, experts..experts + 1));
     let lost: Vec<Tensor> = lost.collect::<Result<_>>()?;
     match lost.is_empty() {
