@@ -217,14 +217,15 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             let signals = self.signals()?;
             let enqueued = self.step(step)?;
             // Metrics are read one step late, so that a GPU always has work enqueued.
-            if let Some(previous) = pending.replace(enqueued)
-                && !self.finish_step(previous, started)?
-            {
+            let is_done = match pending.replace(enqueued) {
+                Some(previous) => self.finish_step(previous, started)?,
+                None => true,
+            };
+            let stopping = self.stopping(signals)?;
+            if !is_done {
                 (pending, step) = (None, step - 2);
                 continue;
             }
-
-            let stopping = self.stopping(signals)?;
             if stopping || step == self.last || self.is_pause(step) {
                 if let Some(last) = pending.take()
                     && !self.finish_step(last, started)?

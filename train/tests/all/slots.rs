@@ -1,6 +1,8 @@
-//! Steps whose dispatches need more slots than there are change nothing and are repeated.
+//! Steps that overflow, such as those whose dispatches need more slots than there are, change nothing and
+//! are repeated.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
 
 use meshgrad_autograd::Module;
 use meshgrad_collectives::redistribute;
@@ -12,8 +14,12 @@ use meshgrad_models::{Model, ModelParallelism, Qwen3, TokenBatch};
 use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::Result;
 use meshgrad_train::config::{Config, NoTables};
+use meshgrad_train::metrics::{self, Record};
+use meshgrad_train::session::Session;
 use meshgrad_train::trainer::Trainer;
 
+use crate::bigram::{Bigram, Fixture};
+use crate::on_disk::files;
 use crate::small;
 
 const RANKS: usize = 3;
@@ -123,4 +129,30 @@ fn repeated_steps_have_the_bits_of_large_slots() {
             assert!(large.0 == small.0, "{ahead} steps ahead");
         }
     }
+}
+
+/// A run repeats steps that overflow, also before a checkpoint and at the end. It writes the files of a
+/// run without them, and its metrics have each step once.
+#[test]
+fn a_run_repeats_steps_that_overflow() {
+    let fixture = Fixture::new();
+    let config = fixture.config(&["train.steps=9", "log.val_every=3", "optimizer.ema_decay=0.5"]);
+    let train = |run: &str, overflows: bool| {
+        let session = Session::new(&config, &fixture.device).run_dir(fixture.path(run));
+        let trained = session.train(|data, _| {
+            let mut model = Bigram::new(data.tokenizer.vocab_size(), 4);
+            model.overflowing = overflows.then(AtomicUsize::default);
+            Ok(model)
+        });
+        let records = metrics::read(&fixture.path(run).join("metrics.jsonl")).unwrap();
+        (files(&trained.unwrap().checkpoint), records)
+    };
+    let ((plain, steps), (repeated, of_repeated)) = (train("plain", false), train("run", true));
+    assert!(plain == repeated);
+    let numbers = |records: &[Record]| -> Vec<_> {
+        records.iter().map(|it| (it.step, it.loss, it.grad_norm, it.val_loss)).collect()
+    };
+    assert_eq!(numbers(&steps), numbers(&of_repeated));
+    let repeats = of_repeated.iter().filter(|record| record.extra.contains_key("repeats"));
+    assert!(repeats.count() >= 3);
 }
