@@ -155,8 +155,8 @@ impl Moe {
         self
     }
 
-    /// The number of sets of experts, each of which other ranks hold.
-    pub fn ranks(&self) -> usize {
+    /// The expert-parallel degree: the number of sets of experts, each on ranks of its own.
+    pub fn ep_size(&self) -> usize {
         let shape = self.down_proj.sharded_shape();
         let axes = shape.sharding().map(|of| (of.mesh(), of.axes_of_dim(0)));
         axes.map_or(1, |(mesh, axes)| axes.iter().flat_map(|axis| mesh.size(axis)).product())
@@ -293,7 +293,7 @@ impl Moe {
         let mesh = experts.mesh();
         let (by_expert, by_feature) = (experts.axes_of_dim(0), experts.axes_of_dim(2));
         let sizes = by_feature.iter().map(|axis| mesh.size(axis));
-        let (ranks, shards) = (self.ranks(), sizes.product::<meshgrad_mesh::Result<usize>>()?);
+        let (ranks, shards) = (self.ep_size(), sizes.product::<meshgrad_mesh::Result<usize>>()?);
         let all = self.router.experts();
         ensure!(
             all.is_multiple_of(ranks),
@@ -356,7 +356,7 @@ impl Moe {
             (None, _) => in_place(&tokens, experts)?,
             (Some(peers), Choice::Own(dispatcher)) => dispatcher.apply(tokens, peers, &experts)?,
             (Some(peers), Choice::BuiltIn(dispatch)) => {
-                match self.built_in(*dispatch, peers.ranks()) {
+                match self.built_in(*dispatch, peers.ep_size()) {
                     Dispatch::AllToAll => AllToAll.apply(tokens, peers, &experts)?,
                     _ => AllGather.apply(tokens, peers, &experts)?,
                 }
@@ -364,7 +364,7 @@ impl Moe {
         };
         let statistics = match peers.filter(|peers| peers.counts_needs) {
             Some(peers) => {
-                let by_rank = ops::reshape(&counts, &[peers.ranks(), peers.held])?;
+                let by_rank = ops::reshape(&counts, &[peers.ep_size(), peers.held])?;
                 ops::concat(&[&counts, &self.slots.needs(&by_rank, peers.slots)?], 0)?
             }
             None => counts,

@@ -431,7 +431,7 @@ impl Model for Qwen3 {
     fn metrics(&self, statistics: &[Vec<f32>]) -> Metrics {
         let experts = self.config.num_experts;
         let counts = statistics.iter().map(|of_layer| of_layer[..experts].to_vec());
-        let ranks = self.sparse_blocks().next().map_or(1, Moe::ranks);
+        let ranks = self.sparse_blocks().next().map_or(1, Moe::ep_size);
         expert_metrics(&counts.collect::<Vec<_>>(), ranks)
     }
 

@@ -67,7 +67,7 @@ fn for_shards<V: Operand>(x_pd: &V, peers: &ExpertPeers) -> Result<V> {
     if shards == 1 {
         return Ok(x_pd.clone());
     }
-    let ranks = peers.ranks();
+    let ranks = peers.ep_size();
     let x = ops::reshape(x_pd, &[ranks, 1, slots, width])?;
     let x = ops::broadcast_to(&x, &[ranks, shards, slots, width])?;
     ops::reshape(&x, &[ranks * shards * slots, width])
@@ -79,7 +79,7 @@ fn of_shards(y_pd: &Var, peers: &ExpertPeers) -> Result<Var> {
     if shards == 1 {
         return Ok(y_pd.clone());
     }
-    let ranks = peers.ranks();
+    let ranks = peers.ep_size();
     let y = ops::sum(&ops::reshape(y_pd, &[ranks, shards, slots, width])?, &[1])?;
     ops::reshape(&y, &[ranks * slots, width])
 }

@@ -30,13 +30,13 @@ pub struct ExpertRows {
 
 /// The ranks that have the experts between them.
 pub struct ExpertPeers {
-    /// They, in the order of their experts. The ranks that share experts follow each other.
+    /// In the order of their experts; ranks that share experts follow each other.
     pub group: Arc<dyn Communicator>,
     /// The number of ranks that share each expert: each has some of its inner features.
     pub shards: usize,
     /// The number of tokens of each rank of the group.
     pub tokens: Vec<usize>,
-    /// The number of experts that this rank holds, as each of the group does.
+    /// The number of experts that each rank of the group holds.
     pub held: usize,
     /// The rows that a rank can send to each set of experts. More are lost, and the step is repeated.
     pub slots: usize,
@@ -45,14 +45,14 @@ pub struct ExpertPeers {
 }
 
 impl ExpertPeers {
-    /// The number of sets of experts.
-    pub fn ranks(&self) -> usize {
+    /// The expert-parallel degree: the number of sets of experts.
+    pub fn ep_size(&self) -> usize {
         self.group.size() / self.shards
     }
 
     /// The number of all experts.
     pub fn experts(&self) -> usize {
-        self.ranks() * self.held
+        self.ep_size() * self.held
     }
 
     /// The first expert that this rank holds.

@@ -51,10 +51,11 @@ impl Slots {
 
     /// Uses the next power of two of `slots` until the next step has been followed.
     pub(super) fn set(&self, slots: usize) {
-        let exponent = slots.max(1).next_power_of_two().trailing_zeros() as usize;
+        let power = slots.max(1).checked_next_power_of_two();
         self.with(|state| {
             if state.adapts {
-                (state.exponent, state.fewer) = (Some(exponent), (0, 0));
+                state.exponent = power.map(|power| power.trailing_zeros() as usize);
+                state.fewer = (0, 0);
             }
         });
     }
@@ -143,5 +144,7 @@ mod tests {
         }
         assert_eq!(slots.in_training(1000), 64);
         assert_eq!(slots.in_training(20), 20);
+        slots.set(usize::MAX);
+        assert_eq!(slots.in_training(1000), 1000);
     }
 }
