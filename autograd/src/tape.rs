@@ -170,7 +170,8 @@ pub(crate) fn record_local<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Ta
 }
 
 /// Whether a backward pass may follow what this thread computes: a tape records, or will when a
-/// checkpoint runs again. Not so in evaluation.
+/// checkpoint runs again. Not so in evaluation. Ask outside of [`local`](crate::local), inside of which
+/// the answer is yes.
 pub fn precedes_backward() -> bool {
     current(|_| Some(())).is_some()
 }

@@ -165,10 +165,11 @@ pub(crate) fn expert_places(
     let slots = sorted.indices.iter().zip(sorted.row_of_slot);
     for (place, (expert, row)) in place_of_slot.iter_mut().zip(slots) {
         let rank = *expert as usize / held;
-        let inside = *row as usize - first_row(rank);
-        *place = match inside < capacity {
-            true => (rank * capacity + inside) as i32,
-            false => -1,
+        // A row before those of its rank is of another order.
+        let inside = (*row as usize).checked_sub(first_row(rank));
+        *place = match inside.filter(|inside| *inside < capacity) {
+            Some(inside) => (rank * capacity + inside) as i32,
+            None => -1,
         };
     }
 }
