@@ -1,6 +1,9 @@
 //! Training on a GPU, by default the emulator: losses and gradients agree with the CPU's, runs move
 //! between devices, a step never blocks the host, and a step can be captured as a graph.
 
+#[path = "training_on_gpu/experts.rs"]
+mod experts;
+
 use std::sync::LazyLock;
 
 use approx::assert_relative_eq;

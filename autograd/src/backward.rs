@@ -73,27 +73,39 @@ impl Backward {
     /// Runs `phase` from the last record to the first. An `outermost` pass counts the completed
     /// uses of parameters in `grads`.
     pub(crate) fn run(&mut self, phase: Phase, grads: &mut Grads, outermost: bool) -> Result<()> {
-        self.left = self.records.len();
-        self.advance(phase, grads, outermost, |_| false)
+        self.restart();
+        self.advance(phase, grads, outermost, false)
     }
 
-    /// Runs the records that are left, from the last to the first, until one of them `stops`.
-    fn advance(
+    /// Begins with the last record again, for another phase.
+    pub(crate) fn restart(&mut self) {
+        self.left = self.records.len();
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Runs the records that are left, from the last to the first. If it `yields`, it stops when one of
+    /// them has started to communicate.
+    pub(crate) fn advance(
         &mut self,
         phase: Phase,
         grads: &mut Grads,
         outermost: bool,
-        stops: impl Fn(&State) -> bool,
+        yields: bool,
     ) -> Result<()> {
         let pass = Pass {
             phase,
             deps: &self.deps,
             edges: &self.edges,
             device: &self.device,
+            yields,
             state: RefCell::new(State {
                 slots: std::mem::take(&mut self.slots),
                 started: false,
                 pending: false,
+                unfinished: false,
                 grads: std::mem::take(grads),
             }),
         };
@@ -107,10 +119,14 @@ impl Backward {
                 continue;
             }
             result = pass.step(record, &mut dys);
+            if std::mem::take(&mut pass.state.borrow_mut().unfinished) {
+                self.left += 1;
+                break;
+            }
             if result.is_ok() && outermost && phase != Phase::Inputs {
                 result = pass.uses_done(record);
             }
-            if result.is_err() || stops(&pass.state.borrow()) {
+            if result.is_err() || yields && pass.state.borrow().started {
                 break;
             }
         }
@@ -143,12 +159,10 @@ impl Pass<'_> {
     fn step(&self, record: &mut Record, dys: &mut Vec<Option<Tensor>>) -> Result<()> {
         dys.clear();
         let mut runs = record.effects.communicates;
-        match self.phase == Phase::Weights && record.dep == Dep::Input {
-            true => {
-                runs &= record.deferred.is_some();
-                dys.extend(record.deferred.take().unwrap_or_default());
-            }
-            false => self.take_gradients(record, dys)?,
+        match record.deferred.take() {
+            Some(deferred) => dys.extend(deferred),
+            None if self.phase == Phase::Weights && record.dep == Dep::Input => runs = false,
+            None => self.take_gradients(record, dys)?,
         }
         runs |= dys.iter().any(Option::is_some);
         // Taking the closure frees what the op saved, unless its weight gradients are deferred.
@@ -159,7 +173,8 @@ impl Pass<'_> {
         let slots = Slots { pass: self, inputs: &self.edges[record.inputs.clone()] };
         backward(dys, slots)?;
 
-        if std::mem::take(&mut self.state.borrow_mut().pending) {
+        let mut state = self.state.borrow_mut();
+        if std::mem::take(&mut state.pending) || state.unfinished {
             record.deferred = Some(std::mem::take(dys));
             record.backward = Some(backward);
         }
@@ -221,8 +236,9 @@ impl Tape {
     /// communicates while the other computes. What is left runs after `body`, whose result is returned
     /// too. The gradients have the same bits.
     ///
-    /// A block that is checkpointed, a [`local`](crate::local) and a product that overlaps with its own
-    /// communication are one op each. All ranks communicate by the same ops in the same order.
+    /// It also stops inside of a [`local`](crate::local) and of a checkpointed block; a block is recomputed
+    /// at once, and so is a product that overlaps with its own communication. All ranks communicate by
+    /// the same ops in the same order.
     ///
     /// # Errors
     /// Those of `body`, after which the gradients are incomplete; as [`Tape::backward`].
@@ -240,7 +256,7 @@ impl Tape {
         let (scope, own) = (RankScope::current(), shared.clone());
         let part = move || {
             let (backward, grads) = &mut *own.borrow_mut();
-            let part = || backward.advance(Phase::Full, grads, true, |state| state.started);
+            let part = || backward.advance(Phase::Full, grads, true, true);
             // Not in that of the op which communicates.
             scope.clone().run(part)
         };
@@ -248,7 +264,7 @@ impl Tape {
         let (backward, own) = &mut *shared.borrow_mut();
         *grads = std::mem::take(own);
         let result = result?;
-        backward.advance(Phase::Full, grads, true, |_| false)?;
+        backward.advance(Phase::Full, grads, true, false)?;
         grads.end()?;
         Ok((result, backward.gradients(inputs, ids)?))
     }

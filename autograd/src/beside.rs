@@ -1,6 +1,7 @@
 //! Work of this thread that runs while an op waits for communication.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use meshgrad_runtime::Pending;
 
@@ -12,6 +13,40 @@ type Work = Box<dyn FnMut() -> Result<()>>;
 
 thread_local! {
     static WORK: RefCell<Option<Work>> = const { RefCell::new(None) };
+    static ONCE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+/// Calls `body`, and `work` once: when an op of `body` that communicates has started to, and before it
+/// waits; after `body` if none does. So the communication is under way while `work` computes. In
+/// backward it is under way, too, while the gradients of `work` are computed.
+///
+/// For computations that do not depend on each other, in the same [`local`](crate::local).
+///
+/// # Errors
+/// Those of `body` and `work`.
+pub fn beside<T, U: 'static>(
+    work: impl FnOnce() -> Result<U> + 'static,
+    body: impl FnOnce() -> Result<T>,
+) -> Result<(U, T)> {
+    /// Restores what was there, even if `body` panics.
+    struct Restore(Option<Box<dyn FnOnce()>>);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            ONCE.set(self.0.take());
+        }
+    }
+
+    let done = Rc::new(RefCell::new(None));
+    let kept = done.clone();
+    let once = move || *kept.borrow_mut() = Some(work());
+    let _restore = Restore(ONCE.replace(Some(Box::new(once))));
+    let of_body = body()?;
+    if let Some(once) = ONCE.take() {
+        once();
+    }
+    let of_work = done.take().unwrap_or_else(|| unreachable!("the work has run"));
+    Ok((of_work?, of_body))
 }
 
 /// Calls `body`. Each time that an op of `body` has started communication, and before it waits,
@@ -36,6 +71,9 @@ pub(crate) fn with_work<T>(
 /// The result of communication. All ranks call it at the same places, so that they communicate in the
 /// same order.
 pub(crate) fn wait<T>(pending: Pending<T>) -> Result<T> {
+    if let Some(once) = ONCE.take() {
+        once();
+    }
     if let Some(mut work) = WORK.take() {
         let done = unrecorded(|| without_packing(&mut work));
         WORK.set(Some(work));

@@ -53,6 +53,7 @@ mod values;
 mod var;
 
 pub use backward::WeightBackward;
+pub use beside::beside;
 pub use checkpoint::{Vars, checkpoint};
 pub use gathered::{GatheredStorage, Regather};
 pub use gradcheck::{Tolerance, gradcheck, weighted_roots};

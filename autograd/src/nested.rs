@@ -40,21 +40,30 @@ impl NestedTape {
 pub(crate) struct NestedBackward {
     /// The dtypes of the outputs.
     dtypes: Vec<DType>,
-    /// The state between [`Phase::Inputs`] and [`Phase::Weights`].
+    /// The state between [`Phase::Inputs`] and [`Phase::Weights`], and where a phase has stopped.
     started: Mutex<Option<Started>>,
 }
 
 struct Started {
     /// `None` if no tracked output has a gradient and no op communicates.
     backward: Option<Backward>,
+    /// The phase that has stopped in the middle.
+    unfinished: Option<Phase>,
     inputs: Vec<Option<ValueId>>,
 }
 
 impl Started {
+    /// Runs a phase, or goes on with the one that has stopped.
     fn run(&mut self, phase: Phase, pass: &Pass<'_>) -> Result<()> {
-        let run =
-            |backward: &mut Backward| pass.with_grads(|grads| backward.run(phase, grads, false));
-        self.backward.as_mut().map_or(Ok(()), run)
+        let Some(backward) = &mut self.backward else {
+            return Ok(());
+        };
+        if self.unfinished.is_none() {
+            backward.restart();
+        }
+        pass.with_grads(|grads| backward.advance(phase, grads, false, pass.yields))?;
+        self.unfinished = (!backward.is_finished()).then_some(phase);
+        Ok(())
     }
 
     fn take(&mut self, input: usize) -> Result<Option<Tensor>> {
@@ -81,23 +90,27 @@ impl NestedBackward {
         finish: impl Fn(usize, Option<Tensor>) -> Result<Option<Tensor>>,
     ) -> Result<()> {
         let pass = slots.pass;
-        let mut started = match self.take() {
-            Some(mut started) => {
-                started.run(Phase::Weights, pass)?;
-                started
+        let (mut started, phase) = match self.take() {
+            Some(started) => {
+                let phase = started.unfinished.unwrap_or(Phase::Weights);
+                (started, phase)
             }
             None => {
-                let mut started = self.start(tape()?, dys, pass.device)?;
                 // In [`Phase::Weights`], this record depends only on weights, so [`Phase::Inputs`]
                 // skipped it: compute everything now.
                 let phase = match pass.phase() {
                     Phase::Inputs => Phase::Inputs,
                     Phase::Full | Phase::Weights => Phase::Full,
                 };
-                started.run(phase, pass)?;
-                started
+                (self.start(tape()?, dys, pass.device)?, phase)
             }
         };
+        started.run(phase, pass)?;
+        if started.unfinished.is_some() {
+            pass.stop_in_record();
+            self.keep(started);
+            return Ok(());
+        }
 
         for (at, slot) in slots.iter().enumerate() {
             // Other gradients are computed, or kept, until [`Phase::Weights`].
@@ -109,9 +122,13 @@ impl NestedBackward {
         }
         if pass.phase() == Phase::Inputs {
             pass.defer_weights();
-            *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
+            self.keep(started);
         }
         Ok(())
+    }
+
+    fn keep(&self, started: Started) {
+        *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
     }
 
     fn take(&self) -> Option<Started> {
@@ -133,6 +150,6 @@ impl NestedBackward {
             true => None,
             false => Some(Backward::from_ids(tape, roots, device)?),
         };
-        Ok(Started { backward, inputs })
+        Ok(Started { backward, unfinished: None, inputs })
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) deps: &'a [Dep],
     pub(crate) edges: &'a [Edge],
     pub(crate) device: &'a Device,
+    /// Whether it stops where an op has started to communicate.
+    pub(crate) yields: bool,
     pub(crate) state: RefCell<State>,
 }
 
@@ -64,6 +66,8 @@ pub(crate) struct State {
     pub(crate) started: bool,
     /// Whether the current record has work for [`Phase::Weights`].
     pub(crate) pending: bool,
+    /// Whether the current record has stopped in the middle.
+    pub(crate) unfinished: bool,
     pub(crate) grads: Grads,
 }
 
@@ -289,6 +293,12 @@ impl Slot<'_> {
 impl Pass<'_> {
     pub(crate) fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// Marks the current record as unfinished: it goes on when the pass does.
+    pub(crate) fn stop_in_record(&self) {
+        let state = &mut *self.state.borrow_mut();
+        (state.unfinished, state.started) = (true, true);
     }
 
     /// Marks the current record as having work for [`Phase::Weights`].

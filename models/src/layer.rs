@@ -3,6 +3,7 @@
 //! Legend: b batch, t tokens per sequence, d hidden size.
 
 use meshgrad_autograd::{Module, ModulePath, Result, Var, checkpoint};
+use meshgrad_runtime::Tensor;
 
 use crate::attention::{Attention, Positions};
 use crate::cache::LayerCache;
@@ -54,7 +55,8 @@ impl Layer {
     }
 
     /// Adds attention, then the feed-forward block, to the residual stream `x`, [b, t, d]; returns
-    /// the routing of a sparse layer, too.
+    /// the routing of a sparse layer, too, which is the `replayed` one if it is given:
+    /// [`Moe::forward_with`].
     ///
     /// # Errors
     /// When shapes do not match or the cache is full.
@@ -62,11 +64,12 @@ impl Layer {
         &self,
         x: &Residual,
         at: &Positions,
+        replayed: Option<&Tensor>,
         cache: Option<&LayerCache>,
     ) -> Result<(Residual, Option<Routing>)> {
         let attention = &self.self_attn;
         let x = (x + attention.forward(&self.input_layernorm.of(x)?, at, cache)?)?;
-        let (y, routing) = self.mlp.forward(&self.post_attention_layernorm.of(&x)?)?;
+        let (y, routing) = self.mlp.forward(&self.post_attention_layernorm.of(&x)?, replayed)?;
         Ok(((&x + y)?, routing))
     }
 
@@ -75,10 +78,12 @@ impl Layer {
         &self,
         x_btd: &Var,
         at: &Positions,
+        replayed: Option<&Tensor>,
     ) -> Result<(Residual, Option<Routing>)> {
-        let (layer, at) = (self.clone(), at.clone());
+        let (layer, at, replayed) = (self.clone(), at.clone(), replayed.cloned());
         let (x_btd, routing) = checkpoint([x_btd], move |[x_btd]| {
-            let (x, routing) = layer.forward(&Residual::new(x_btd), &at, None)?;
+            let (x, routing) =
+                layer.forward(&Residual::new(x_btd), &at, replayed.as_ref(), None)?;
             Ok((x.sum()?, routing))
         })?;
         Ok((Residual::new(x_btd), routing))
@@ -86,15 +91,16 @@ impl Layer {
 }
 
 impl FeedForward {
-    /// Maps `x` [.., d] to the same shape, and returns the routing of a mixture of experts.
+    /// Maps `x` [.., d] to the same shape, and returns the routing of a mixture of experts, as
+    /// [`Moe::forward_with`].
     ///
     /// # Errors
     /// When the last dim of `x` has another size.
-    pub fn forward(&self, x: &Var) -> Result<(Var, Option<Routing>)> {
+    pub fn forward(&self, x: &Var, replayed: Option<&Tensor>) -> Result<(Var, Option<Routing>)> {
         match self {
             FeedForward::Dense(mlp) => Ok((mlp.forward(x)?, None)),
             FeedForward::Sparse(moe) => {
-                let (y, routing) = moe.forward(x)?;
+                let (y, routing) = moe.forward_with(x, replayed)?;
                 Ok((y, Some(routing)))
             }
         }

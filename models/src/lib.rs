@@ -28,6 +28,6 @@ pub use meshgrad_load as load;
 pub use model::{Compute, Decoded, Flow, Generate, IGNORE_INDEX, Loss, Metrics, Model, TokenBatch};
 pub use parallel::ModelParallelism;
 pub use plan::ModelPlan;
-pub use qwen3::{Balancing, Qwen3, Stream};
+pub use qwen3::{Balance, Balancing, Qwen3, Stream};
 pub use residual::Residual;
 pub use stage::Stage;

@@ -298,12 +298,15 @@ pub struct TokenBatch {
     pub labels: Tensor,
     /// The position of each token in its sequence, i64 [b, t]; `None` for 0, 1, 2, ... in each row.
     pub positions: Option<Tensor>,
+    /// The experts of each token in each sparse layer of the whole model, [b, t, k] i32, such as those
+    /// that another model chose; `None` for those that this model chooses.
+    pub experts: Option<Vec<Tensor>>,
 }
 
 impl TokenBatch {
     /// A batch of `ids` and `labels`, as the fields say.
     pub fn new(ids: &Tensor, labels: &Tensor) -> TokenBatch {
-        TokenBatch { ids: ids.clone(), labels: labels.clone(), positions: None }
+        TokenBatch { ids: ids.clone(), labels: labels.clone(), positions: None, experts: None }
     }
 }
 

@@ -20,19 +20,19 @@ mod slots;
 use std::sync::Arc;
 
 use meshgrad_autograd::{
-    LocalOperand, LocalResult, Module, ModulePath, Param, Result, Seam, Var, Vars, local, ops,
-    precedes_backward,
+    LocalOperand, LocalResult, Module, ModulePath, Param, Result, Seam, Var, Vars, beside, local,
+    ops, precedes_backward,
 };
 use meshgrad_collectives::communicator;
-use meshgrad_error::ensure;
-use meshgrad_mesh::{Placement, Reduction, Sharding};
+use meshgrad_error::{Error, Kind, ensure};
+use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::Tensor;
 
 use crate::config::Qwen3Config;
 use crate::mlp::Mlp;
 use all_gather::AllGather;
 use all_to_all::AllToAll;
-use dispatch::{AnyDispatcher, in_place};
+use dispatch::{AnyDispatcher, SENT, in_place};
 pub use dispatch::{Dispatch, Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
 pub use router::Router;
 use slots::Slots;
@@ -70,14 +70,19 @@ enum Choice {
 /// How a layer routed its tokens.
 #[derive(Clone)]
 pub struct Routing {
+    /// The number of sequences, of n / sequences tokens.
+    pub sequences: usize,
+    /// The experts of each token, the best first, [n, k] i32.
+    pub experts_nk: Tensor,
     /// The router logits, [n, e] f32; tracked.
     pub logits_ne: Var,
     /// The scores, which add up to 1 for each token; tracked.
     pub probabilities_ne: Var,
     /// Tokens per expert, \[e\] f32: with sharded tokens, partial sums.
     pub counts: Tensor,
-    /// What the step must know of the dispatch: `counts`, and if slots adapt, what is needed of them.
-    /// f32, summed over microbatches and ranks for [`Moe::follow`].
+    /// What the step must know of the dispatch: `counts`; with experts on other ranks, the rows for
+    /// those, and the bytes that the built-in dispatchers send in a forward pass; if slots adapt, what is
+    /// needed of them. f32, summed over microbatches and ranks for [`Moe::follow`].
     pub statistics: Tensor,
 }
 
@@ -168,20 +173,63 @@ impl Moe {
     /// # Errors
     /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<(Var, Routing)> {
+        self.forward_with(x, None)
+    }
+
+    /// As [`Moe::forward`]; each token has the `replayed` experts in place of those of the highest
+    /// scores, if they are given: [.., k] i32, such as [`Routing::experts_nk`] of another pass. Their
+    /// weights are of this pass.
+    ///
+    /// # Errors
+    /// As [`Moe::forward`]; when `replayed` does not fit `x`.
+    pub fn forward_with(&self, x: &Var, replayed: Option<&Tensor>) -> Result<(Var, Routing)> {
         let x_nd = ops::merge_leading(x)?;
         let logits_ne = self.router.logits(&x_nd)?;
         let scores_ne = self.router.scores(&logits_ne)?;
         let probabilities_ne = self.router.probabilities(&scores_ne)?;
+        let (weights_nk, experts_nk) = self.choose(&scores_ne, replayed)?;
 
-        let x_nd = self.input.redistribute(&x_nd)?;
-        let scores_ne = self.input.redistribute(&scores_ne)?;
-        let (y_nd, statistics) = self.apply_experts(&x_nd, &scores_ne)?;
+        let [x_nd, weights, experts] = [&x_nd, &weights_nk, &Var::constant(experts_nk.clone())]
+            .map(|of_tokens| self.input.redistribute(of_tokens));
+        let routed = [x_nd?, weights?, experts?];
+        let beside = self.shared_beside(x)?;
+        let (y_nd, statistics) = self.apply_experts(routed.each_ref(), beside.as_ref())?;
         let counts = statistics.slice(0, 0..self.router.experts())?;
         let mut y = self.output.redistribute(&ops::reshape(&y_nd, &x.global_shape())?)?;
-        if let Some(shared) = &self.shared {
+        if let (Some(shared), None) = (&self.shared, &beside) {
             y = ops::add(&y, &shared.forward(x)?)?;
         }
-        Ok((y, Routing { logits_ne, probabilities_ne, counts, statistics }))
+        let sequences = x.global_shape().iter().rev().skip(2).product();
+        let of_tokens =
+            Routing { sequences, experts_nk, logits_ne, probabilities_ne, counts, statistics };
+        Ok((y, of_tokens))
+    }
+
+    /// The weights and the experts of each token.
+    fn choose(&self, scores_ne: &Var, replayed: Option<&Tensor>) -> Result<(Var, Tensor)> {
+        let replayed = replayed.map(ops::merge_leading).transpose()?;
+        let shape = [scores_ne.global_shape()[0], self.router.top_k];
+        if let Some(given) = replayed.as_ref().map(Tensor::global_shape) {
+            ensure!(
+                given[..] == shape,
+                Invalid,
+                "`{}`: replayed experts of {given:?} (tokens, experts per token), not {shape:?}",
+                self.router.gate.name()
+            );
+        }
+        let Some(sharding) = scores_ne.value().sharding() else {
+            return self.router.choose(scores_ne, replayed.as_ref());
+        };
+        let (mesh, rows) = (sharding.mesh(), Shards::of(sharding, 0));
+        let replayed = replayed.map(|experts| ops::redistribute(&experts, sharding.placements()));
+        let replayed = replayed.transpose()?.map(|experts| experts.local());
+        let results = [(); 2].map(|()| LocalResult::new(mesh, &rows.0, &shape));
+        let scores_ne = LocalOperand::new(scores_ne, mesh, &rows.0);
+        let [weights_nk, experts_nk] = local([scores_ne], results, |[scores_ne]| {
+            let (weights, experts) = self.router.choose(&scores_ne, replayed.as_ref())?;
+            Ok([weights, Var::constant(experts)])
+        })?;
+        Ok((weights_nk, experts_nk.value().clone()))
     }
 
     /// Lets the slots of tokens that are sent to experts on other ranks follow what the last steps needed,
@@ -199,25 +247,47 @@ impl Moe {
 
     /// Lets slots follow the sums of [`Routing::statistics`] over a step. All ranks pass the same.
     pub fn follow(&self, statistics: &[f32]) {
-        let needs = statistics.get(self.router.experts()..).unwrap_or_default();
+        let needs = statistics.get(self.router.experts() + SENT..).unwrap_or_default();
         if !needs.is_empty() {
             self.slots.follow(needs);
         }
     }
 
-    /// The results of the experts for each token, and the statistics of the dispatch.
-    fn apply_experts(&self, x_nd: &Var, scores_ne: &Var) -> Result<(Var, Tensor)> {
+    /// The tokens `x` and the weights of the shared experts, if a rank can apply them to its own tokens
+    /// while others are on their way: it has each token alone, and all of these weights.
+    fn shared_beside(&self, x: &Var) -> Result<Option<[Var; 3]>> {
+        let experts = self.gate_up_proj.sharded_shape();
+        // Of its own, so that its gradient is added to that of `x` as on one rank.
+        let x_nd = ops::merge_leading(x)?;
+        let (Some(shared), Some(tokens)) = (&self.shared, x_nd.value().sharding()) else {
+            return Ok(None);
+        };
+        let sizes = tokens.axes_of_dim(0).into_iter().map(|axis| tokens.mesh().size(axis));
+        let is_alone = sizes.product::<meshgrad_mesh::Result<usize>>()? == tokens.mesh().len();
+        if !is_alone || experts.sharding().is_none_or(|it| it.mesh() == tokens.mesh()) {
+            return Ok(None);
+        }
+        let weights = shared.whole_weights(x_nd.dtype())?;
+        Ok(weights.map(|[gate_up, down]| [x_nd, gate_up, down]))
+    }
+
+    /// The results of the experts for each token, and the statistics of the dispatch. `routed` are tokens,
+    /// weights of their experts, and these experts. With `shared` tokens and weights, the result has that
+    /// of the shared experts, too.
+    fn apply_experts(&self, routed: [&Var; 3], shared: Option<&[Var; 3]>) -> Result<(Var, Tensor)> {
+        let x_nd = routed[0];
         let gate_up = self.gate_up_proj.var_as(x_nd.dtype())?;
         let down = self.down_proj.var_as(x_nd.dtype())?;
         let weights = [&gate_up, &down];
         match (x_nd.value().sharding(), gate_up.value().sharding()) {
             (Some(tokens), Some(experts)) if tokens.mesh() == experts.mesh() => {
-                self.apply_own(x_nd, scores_ne, weights, [tokens, experts])
+                self.apply_own(routed, weights, [tokens, experts])
             }
-            (Some(tokens), Some(_)) => self.apply_anywhere(x_nd, scores_ne, weights, tokens),
+            (Some(tokens), Some(_)) => self.apply_anywhere(routed, weights, shared, tokens),
             _ => {
-                let operands = [x_nd, scores_ne, &gate_up, &down].map(Var::clone);
-                let [y_nd, counts] = self.on_rank(operands, None)?;
+                let [x_nd, weights_nk, experts_nk] = routed;
+                let operands = [x_nd, weights_nk, experts_nk, &gate_up, &down].map(Var::clone);
+                let [y_nd, counts] = self.on_rank(operands, None, None)?;
                 Ok((y_nd, counts.value().clone()))
             }
         }
@@ -227,15 +297,15 @@ impl Moe {
     /// result is then a partial sum.
     fn apply_own(
         &self,
-        x_nd: &Var,
-        scores_ne: &Var,
+        [x_nd, weights_nk, experts_nk]: [&Var; 3],
         [gate_up, down]: [&Var; 2],
         [tokens, experts]: [&Sharding; 2],
     ) -> Result<(Var, Tensor)> {
         let (mesh, rows, features) = (tokens.mesh(), Shards::of(tokens, 0), Shards::of(experts, 2));
         let operands = [
             features.partial_gradient(LocalOperand::new(x_nd, mesh, &rows.0)),
-            features.partial_gradient(LocalOperand::new(scores_ne, mesh, &rows.0)),
+            features.partial_gradient(LocalOperand::new(weights_nk, mesh, &rows.0)),
+            LocalOperand::new(experts_nk, mesh, &rows.0),
             rows.partial_gradient(LocalOperand::new(gate_up, mesh, &features.0)),
             rows.partial_gradient(LocalOperand::new(down, mesh, &features.0)),
         ];
@@ -243,7 +313,7 @@ impl Moe {
         let y_nd = LocalResult::new(mesh, [&rows.0[..], &features.partial()].concat(), &shape);
         let counts = LocalResult::new(mesh, rows.partial(), &experts);
         let [y_nd, counts] =
-            local(operands, [y_nd, counts], |operands| self.on_rank(operands, None))?;
+            local(operands, [y_nd, counts], |operands| self.on_rank(operands, None, None))?;
         Ok((y_nd, counts.value().clone()))
     }
 
@@ -252,17 +322,18 @@ impl Moe {
     /// divided between them before, and gathered after.
     fn apply_anywhere(
         &self,
-        x_nd: &Var,
-        scores_ne: &Var,
+        routed: [&Var; 3],
         [gate_up, down]: [&Var; 2],
+        shared: Option<&[Var; 3]>,
         tokens: &Sharding,
     ) -> Result<(Var, Tensor)> {
         let axes = tokens.mesh().axes().iter().map(|axis| axis.name());
         let copies: Vec<&str> = axes.filter(|axis| !tokens.axes_of_dim(0).contains(axis)).collect();
         let on_copies =
             |at: &Placement| -> Vec<_> { copies.iter().map(|axis| (*axis, at.clone())).collect() };
-        let x_nd = ops::redistribute(x_nd, on_copies(&Placement::shard(0)))?;
-        let scores_ne = ops::redistribute(scores_ne, on_copies(&Placement::shard(0)))?;
+        let divided = routed.map(|it| ops::redistribute(it, on_copies(&Placement::shard(0))));
+        let [x_nd, weights_nk, experts_nk] = divided;
+        let (x_nd, weights_nk, experts_nk) = (x_nd?, weights_nk?, experts_nk?);
 
         let [tokens, up, out] = [&x_nd, gate_up, down].map(|it| it.value().sharding());
         let (Some(tokens), Some(up), Some(out)) = (tokens, up, out) else {
@@ -272,17 +343,31 @@ impl Moe {
         let (mesh, rows) = (tokens.mesh(), Shards::of(tokens, 0));
         let operands = [
             LocalOperand::new(&x_nd, mesh, &rows.0),
-            LocalOperand::new(&scores_ne, mesh, &rows.0),
-            of_other_tokens(gate_up, up),
-            of_other_tokens(down, out),
+            LocalOperand::new(&weights_nk, mesh, &rows.0),
+            LocalOperand::new(&experts_nk, mesh, &rows.0),
+            of_other_tokens(gate_up, up.mesh()),
+            of_other_tokens(down, out.mesh()),
         ];
         let shape = x_nd.global_shape();
         let y_nd = LocalResult::new(mesh, &rows.0, &shape);
         let needs = if peers.counts_needs { slots::COUNTED } else { 0 };
-        let statistics = [self.router.experts() + needs];
+        let statistics = [self.router.experts() + SENT + needs];
         let counts = LocalResult::new(mesh, rows.partial(), &statistics);
-        let body = |operands| self.on_rank(operands, Some(&peers));
-        let [y_nd, counts] = local(operands, [y_nd, counts], body)?;
+        let [y_nd, counts] = match shared {
+            None => local(operands, [y_nd, counts], |operands| {
+                self.on_rank(operands, None, Some(&peers))
+            })?,
+            Some([own_nd, shared_up, shared_down]) => {
+                let [x, of, experts, up, down] = operands;
+                let own_nd = LocalOperand::new(own_nd, mesh, &rows.0);
+                let [shared_up, shared_down] =
+                    [shared_up, shared_down].map(|weight| of_other_tokens(weight, mesh));
+                let operands = [x, of, experts, up, down, own_nd, shared_up, shared_down];
+                local(operands, [y_nd, counts], |[x, of, experts, up, down, shared @ ..]| {
+                    self.on_rank([x, of, experts, up, down], Some(shared), Some(&peers))
+                })?
+            }
+        };
         let y_nd = ops::redistribute(&y_nd, on_copies(&Placement::Replicate))?;
         Ok((y_nd, counts.value().clone()))
     }
@@ -331,13 +416,32 @@ impl Moe {
         }
     }
 
+    /// Says which dispatch has no memory.
+    fn explain(&self, error: Error, peers: &ExpertPeers) -> Error {
+        match error.kind() {
+            Kind::OutOfMemory => error.context(format!(
+                "`{}`: a dispatch between {} ranks, with at most {} rows from each to another; use \
+                 smaller microbatches or more ranks{}",
+                self.gate_up_proj.name(),
+                peers.group.size(),
+                peers.slots,
+                match self.slots.adapts() {
+                    true => "",
+                    false => ", or let the rows adapt (parallel.capacity = \"auto\")",
+                }
+            )),
+            _ => error,
+        }
+    }
+
     /// As [`Moe::apply_experts`], with the tokens and experts of one rank.
     fn on_rank(
         &self,
-        [x_nd, scores_ne, gate_up, down]: [Var; 4],
+        [x_nd, weights_nk, experts_nk, gate_up, down]: [Var; 5],
+        shared: Option<[Var; 3]>,
         peers: Option<&ExpertPeers>,
     ) -> Result<[Var; 2]> {
-        let (weights_nk, experts_nk) = self.router.choose(&scores_ne)?;
+        let experts_nk = experts_nk.value().clone();
         let all = self.router.experts();
         let order = ops::expert_order(&experts_nk, all, 0, all)?;
         let counts = ops::expert_counts(&order.offsets)?;
@@ -352,23 +456,31 @@ impl Moe {
             ops::grouped_matmul(&inside_cf, &down, &rows.offsets)
         };
         let tokens = RoutedTokens { x_nd, weights_nk, experts_nk, order };
-        let y_nd = match (peers, &self.dispatcher) {
-            (None, _) => in_place(&tokens, experts)?,
-            (Some(peers), Choice::Own(dispatcher)) => dispatcher.apply(tokens, peers, &experts)?,
-            (Some(peers), Choice::BuiltIn(dispatch)) => {
-                match self.built_in(*dispatch, peers.ep_size()) {
-                    Dispatch::AllToAll => AllToAll.apply(tokens, peers, &experts)?,
-                    _ => AllGather.apply(tokens, peers, &experts)?,
-                }
-            }
+        let Some(peers) = peers else {
+            return Ok([in_place(&tokens, experts)?, Var::constant(counts)]);
         };
-        let statistics = match peers.filter(|peers| peers.counts_needs) {
-            Some(peers) => {
-                let by_rank = ops::reshape(&counts, &[peers.ep_size(), peers.held])?;
-                ops::concat(&[&counts, &self.slots.needs(&by_rank, peers.slots)?], 0)?
-            }
-            None => counts,
+        let (dispatcher, bytes): (&dyn AnyDispatcher, usize) = match &self.dispatcher {
+            Choice::Own(dispatcher) => (&**dispatcher, 0),
+            Choice::BuiltIn(dispatch) => match self.built_in(*dispatch, peers.ep_size()) {
+                Dispatch::AllToAll => (&AllToAll, AllToAll::sent_bytes(&tokens, peers)),
+                _ => (&AllGather, AllGather::sent_bytes(&tokens, peers)),
+            },
         };
+        let apply = || dispatcher.apply(tokens, peers, &experts);
+        let y_nd = match shared {
+            None => apply(),
+            Some(shared) => beside(move || Mlp::of_rank(shared), apply)
+                .and_then(|(shared_nd, y_nd)| ops::add(&y_nd, &shared_nd)),
+        };
+        let y_nd = y_nd.map_err(|error| self.explain(error, peers))?;
+
+        let rows_by_rank = ops::reshape(&counts, &[peers.ep_size(), peers.held])?;
+        let rows_by_rank = ops::sum(&rows_by_rank, &[1])?;
+        let mut statistics = vec![counts, peers.sent(&rows_by_rank, bytes)?];
+        if peers.counts_needs {
+            statistics.push(self.slots.needs(&rows_by_rank, peers.slots)?);
+        }
+        let statistics = ops::concat(&statistics.iter().collect::<Vec<_>>(), 0)?;
         Ok([y_nd, Var::constant(statistics)])
     }
 }
@@ -376,8 +488,9 @@ impl Moe {
 /// The number of dispatches that lost rows, a scalar f32, from the sums of [`Routing::statistics`] of
 /// layers with so many experts; `None` if their slots do not adapt.
 pub(crate) fn overflow(statistics: &[Tensor], experts: usize) -> Result<Option<Tensor>> {
-    let of_layers = statistics.iter().filter(|of_layer| of_layer.global_shape()[0] > experts);
-    let lost = of_layers.map(|of_layer| of_layer.slice(0, experts..experts + 1));
+    let at = experts + SENT;
+    let of_layers = statistics.iter().filter(|of_layer| of_layer.global_shape()[0] > at);
+    let lost = of_layers.map(|of_layer| of_layer.slice(0, at..at + 1));
     let lost: Vec<Tensor> = lost.collect::<Result<_>>()?;
     match lost.is_empty() {
         true => Ok(None),
@@ -387,10 +500,10 @@ pub(crate) fn overflow(statistics: &[Tensor], experts: usize) -> Result<Option<T
 
 /// An operand whose gradient is a sum over the axes of its mesh that do not shard it: their ranks have
 /// other tokens.
-fn of_other_tokens<'a>(weight: &'a Var, sharding: &'a Sharding) -> LocalOperand<'a> {
-    let placements = sharding.placements();
+fn of_other_tokens<'a>(weight: &'a Var, mesh: &'a Mesh) -> LocalOperand<'a> {
+    let placements = weight.value().sharding().map(Sharding::placements).unwrap_or_default();
     let others = placements.iter().filter(|(_, at)| at.dim().is_none()).map(|(axis, _)| *axis);
-    let operand = LocalOperand::new(weight, sharding.mesh(), &placements);
+    let operand = LocalOperand::new(weight, mesh, &placements);
     others.fold(operand, |operand, axis| operand.partial_gradient(axis))
 }
 

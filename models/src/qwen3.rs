@@ -22,9 +22,9 @@ use crate::hf::{self, Experts, adapters};
 use crate::layer::{FeedForward, Layer};
 use crate::layers::{Linear, RmsNorm};
 use crate::model::{Compute, Decoded, Flow, Generate, Loss, Metrics, Model, TokenBatch};
-pub use crate::moe::balance::Balancing;
+pub use crate::moe::balance::{Balance, Balancing};
 use crate::moe::balance::{PooledRouting, expert_metrics, update_router_bias};
-use crate::moe::{Dispatch, Moe, overflow};
+use crate::moe::{Dispatch, Moe, Routing, overflow};
 use crate::residual::Residual;
 use crate::stage::Stage;
 use crate::{ModelParallelism, ModelPlan};
@@ -187,35 +187,71 @@ impl Qwen3 {
         at: &Positions,
         compute: Compute,
     ) -> Result<(Stream, Vec<Tensor>)> {
-        self.advance_with(0..self.layers.len(), stream, at, compute, None)
+        let all = 0..self.layers.len();
+        let (stream, routings) = self.advance_with(all, stream, at, compute, None, None)?;
+        Ok((stream, routings.into_iter().map(|routing| routing.statistics).collect()))
     }
 
-    /// [`Qwen3::advance`] through the layers at `places`, with a cache.
+    /// How each sparse layer routes the tokens of a batch, by a pass of its own: what it chooses can be
+    /// replayed by [`TokenBatch::experts`].
+    ///
+    /// # Errors
+    /// As [`Model::loss`]; without the first stage.
+    pub fn route(&self, batch: &TokenBatch, compute: Compute) -> Result<Vec<Routing>> {
+        let stream = self.embed(&batch.ids, compute)?;
+        let (all, at) = (0..self.layers.len(), self.positions_of(batch)?);
+        let (_, routings) =
+            self.advance_with(all, stream, &at, compute, batch.experts.as_deref(), None)?;
+        Ok(routings)
+    }
+
+    /// [`Qwen3::advance`] through the layers at `places`, with the `replayed` experts of all sparse
+    /// layers, and a cache.
     fn advance_with(
         &self,
         places: Range<usize>,
         mut stream: Stream,
         at: &Positions,
         compute: Compute,
+        replayed: Option<&[Tensor]>,
         cache: Option<&Cache>,
-    ) -> Result<(Stream, Vec<Tensor>)> {
-        let mut statistics = Vec::new();
-        for (index, layer) in self.layers[places].iter().enumerate() {
+    ) -> Result<(Stream, Vec<Routing>)> {
+        let mut routings = Vec::new();
+        let numbers = &self.numbers[places.clone()];
+        for (index, (layer, number)) in self.layers[places].iter().zip(numbers).enumerate() {
             let cache = cache.and_then(|cache| cache.layer(index));
+            let replayed = match replayed {
+                Some(all) if self.config.is_moe_layer(*number) => {
+                    Some(self.experts_of(all, *number)?)
+                }
+                _ => None,
+            };
             let routing;
             (stream.x, routing) = match compute.checkpointing {
-                true => layer.checkpointed(&stream.x.sum()?, at)?,
-                false => layer.forward(&stream.x, at, cache)?,
+                true => layer.checkpointed(&stream.x.sum()?, at, replayed)?,
+                false => layer.forward(&stream.x, at, replayed, cache)?,
             };
             if let Some(routing) = routing {
                 // Decoding has no loss, but its stream has the tensors of one that has.
                 if cache.is_none() || stream.pooled.is_empty() {
                     stream.pooled.add(&routing, &self.balancing)?;
                 }
-                statistics.push(routing.statistics);
+                routings.push(routing);
             }
         }
-        Ok((stream, statistics))
+        Ok((stream, routings))
+    }
+
+    /// Those of the sparse layer `number`, of the experts of `all` sparse layers.
+    fn experts_of<'a>(&self, all: &'a [Tensor], number: usize) -> Result<&'a Tensor> {
+        let sparse = (0..number).filter(|layer| self.config.is_moe_layer(*layer)).count();
+        all.get(sparse).ok_or_else(|| {
+            error!(
+                Invalid,
+                "a batch has experts of {} sparse layers, not of layer {number}",
+                all.len()
+            )
+        })
     }
 
     /// The loss of the stream after the last layer, for `labels_bt` i64 [b, t], without statistics.
@@ -385,7 +421,9 @@ impl Model for Qwen3 {
             None => self.embed(&batch.ids, compute)?,
         };
         let places = self.places(stage)?;
-        let (stream, statistics) = self.advance_with(places, stream, &at, compute, None)?;
+        let replayed = batch.experts.as_deref();
+        let (stream, routings) = self.advance_with(places, stream, &at, compute, replayed, None)?;
+        let statistics = routings.into_iter().map(|routing| routing.statistics).collect();
         Ok(match stage.is_last {
             true => {
                 let loss = self.finish(&stream, &batch.labels)?;
@@ -429,10 +467,8 @@ impl Model for Qwen3 {
     }
 
     fn metrics(&self, statistics: &[Vec<f32>]) -> Metrics {
-        let experts = self.config.num_experts;
-        let counts = statistics.iter().map(|of_layer| of_layer[..experts].to_vec());
         let ranks = self.sparse_blocks().next().map_or(1, Moe::ep_size);
-        expert_metrics(&counts.collect::<Vec<_>>(), ranks)
+        expert_metrics(statistics, self.config.num_experts, ranks)
     }
 
     /// Under Hugging Face names, one tensor per expert.
@@ -533,7 +569,7 @@ impl Generate for Qwen3 {
             None => self.embed(ids_bt, compute)?,
         };
         let places = self.places(stage)?;
-        let (stream, _) = self.advance_with(places, stream, &at, compute, Some(cache))?;
+        let (stream, _) = self.advance_with(places, stream, &at, compute, None, Some(cache))?;
         if !stage.is_last {
             cache.advance(tokens)?;
             return Ok(Decoded::Next(stream.summed()?));

@@ -115,6 +115,7 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
     let shapes = model_config(config, vocab_size)?;
     let mut model = Qwen3::new(&shapes)?.balanced(Balancing {
         auxiliary: shapes.router_aux_loss_coef,
+        balance: balancing.balance,
         z: balancing.z_loss_coef,
         bias_update_rate: balancing.bias_update_rate,
     });

@@ -13,6 +13,19 @@ use super::dispatch::{Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
 /// - 1) n d elements in a group of g.
 pub(super) struct AllGather;
 
+impl AllGather {
+    /// The bytes that this rank sends in a forward pass: to each other rank its tokens, with their
+    /// weights and experts, and a partial result for each token of that rank.
+    pub(super) fn sent_bytes(tokens: &RoutedTokens, peers: &ExpertPeers) -> usize {
+        let [x, weights] = [&tokens.x_nd, &tokens.weights_nk];
+        let row = |x: &Var| x.dtype().bytes(x.shape()[1]);
+        let (others, own) = (peers.group.size() - 1, peers.tokens[peers.group.index()]);
+        let of_others = peers.tokens.iter().sum::<usize>() - own;
+        let experts = tokens.experts_nk.dtype().bytes(tokens.experts_nk.shape()[1]);
+        others * own * (row(x) + row(weights) + experts) + of_others * row(x)
+    }
+}
+
 /// What [`AllGather`] needs to combine.
 pub(super) struct Gathered {
     /// Of the tokens of all ranks.

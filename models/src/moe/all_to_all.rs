@@ -16,6 +16,16 @@ use super::dispatch::{Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
 /// A rank sends 2 (g - 1) slots d elements in a group of g.
 pub(super) struct AllToAll;
 
+impl AllToAll {
+    /// The bytes that this rank sends in a forward pass: to each other rank its slots, with their
+    /// experts, and as many results.
+    pub(super) fn sent_bytes(tokens: &RoutedTokens, peers: &ExpertPeers) -> usize {
+        let row = tokens.x_nd.dtype().bytes(tokens.x_nd.shape()[1]);
+        let experts = tokens.experts_nk.dtype().bytes(1);
+        (peers.group.size() - 1) * peers.slots * (2 * row + experts)
+    }
+}
+
 /// What [`AllToAll`] needs to combine.
 pub(super) struct Exchanged {
     weights_nk: Var,

@@ -1,8 +1,10 @@
 //! Load balancing of experts: two losses, and router biases, which need no loss.
 
 use meshgrad_autograd::{Result, Var, Vars, ops};
-use meshgrad_collectives::full_concat;
-use meshgrad_runtime::{Function, Number, Signature, Tensor, ops as runtime_ops};
+use meshgrad_collectives::{full_concat, redistribute};
+use meshgrad_mesh::{Placement, Sharding};
+use meshgrad_runtime::{DType, Function, Number, Signature, Tensor, ops as runtime_ops};
+use serde::{Deserialize, Serialize};
 
 use crate::model::Metrics;
 use crate::moe::Routing;
@@ -12,24 +14,44 @@ use crate::moe::Routing;
 pub struct Balancing {
     /// The weight of the load-balancing loss.
     pub auxiliary: f64,
+    /// Of what that loss is a mean.
+    pub balance: Balance,
     /// The weight of the router z-loss.
     pub z: f64,
     /// The rate of [`update_router_bias`] for layers with a router bias.
     pub bias_update_rate: f64,
 }
 
-/// What the losses of balancing need of the routings of sparse layers, pooled over layers. All are
-/// sums over tokens: with sharded tokens, partial sums.
+/// Over which tokens the load-balancing loss (Fedus et al. 2021) balances experts. It is E sum_e f_e P_e,
+/// where f_e is the number of assignments to expert e per token and P_e its mean probability: `top_k` if
+/// the load is even.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Balance {
+    /// The tokens of a microbatch in all layers together, as in transformers.
+    #[default]
+    Pooled,
+    /// The tokens of a microbatch in each layer, as in Megatron, averaged over layers.
+    Layer,
+    /// The tokens of each sequence in each layer, averaged over both: `top_k` times the loss of
+    /// DeepSeek-V3 (equation 17).
+    Sequence,
+}
+
+/// What the losses of balancing need of the routings of sparse layers. All are sums over tokens: with
+/// sharded tokens, partial sums.
 #[derive(Clone, Debug, Default)]
 pub struct PooledRouting {
     /// The layers.
     layers: usize,
     /// The tokens of each layer, of all ranks.
     tokens: usize,
-    /// Assignments to each expert, \[e\] f32.
+    /// With [`Balance::Pooled`], the assignments to each expert, \[e\] f32.
     counts: Option<Var>,
-    /// Probabilities of each expert, \[e\] f32.
+    /// With [`Balance::Pooled`], the probabilities of each expert, \[e\] f32.
     probabilities: Option<Var>,
+    /// Otherwise the load-balancing losses of layers times their tokens, f32 \[\].
+    by_layer: Option<Var>,
     /// The squared log-sum-exp of the router logits, f32 \[\].
     squared_lse: Option<Var>,
 }
@@ -38,6 +60,7 @@ impl Vars for PooledRouting {
     fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
         self.counts.each_var(f);
         self.probabilities.each_var(f);
+        self.by_layer.each_var(f);
         self.squared_lse.each_var(f);
     }
 }
@@ -56,14 +79,45 @@ impl PooledRouting {
         self.layers += 1;
         self.tokens = layer.logits_ne.global_shape()[0];
         if balancing.auxiliary > 0.0 {
-            let probabilities = ops::sum(&layer.probabilities_ne, &[0])?;
-            self.probabilities = Some(added(self.probabilities.as_ref(), probabilities)?);
-            let counts = Var::constant(layer.counts.clone());
-            self.counts = Some(added(self.counts.as_ref(), counts)?);
+            match balancing.balance {
+                Balance::Pooled => self.pool(layer)?,
+                Balance::Layer => {
+                    let probabilities = ops::sum(&layer.probabilities_ne, &[0])?;
+                    self.balance_layer(&probabilities, &layer.counts)?;
+                }
+                Balance::Sequence => {
+                    let [probabilities_be, counts_be] = by_sequence(layer)?;
+                    self.balance_layer(&probabilities_be, counts_be.value())?;
+                }
+            }
         }
         if balancing.z > 0.0 {
             self.squared_lse = Some(added(self.squared_lse.as_ref(), squared_lse(layer)?)?);
         }
+        Ok(())
+    }
+
+    fn pool(&mut self, layer: &Routing) -> Result<()> {
+        let probabilities = ops::sum(&layer.probabilities_ne, &[0])?;
+        self.probabilities = Some(added(self.probabilities.as_ref(), probabilities)?);
+        let counts = Var::constant(layer.counts.clone());
+        self.counts = Some(added(self.counts.as_ref(), counts)?);
+        Ok(())
+    }
+
+    /// Adds the loss of a layer, from the sums of probabilities and assignments of equally many tokens,
+    /// [.., e]. With sharded tokens, one collective completes the assignments.
+    fn balance_layer(&mut self, probabilities: &Var, counts: &Tensor) -> Result<()> {
+        let partials = counts.sharding().map(Sharding::partials).unwrap_or_default();
+        let whole: Vec<_> =
+            partials.iter().map(|(axis, _)| (*axis, Placement::Replicate)).collect();
+        let counts = Var::constant(redistribute(counts, whole)?);
+        let shape = probabilities.global_shape();
+        let elements = shape.iter().product::<usize>() as f64;
+        let dims: Vec<isize> = (0..shape.len() as isize).collect();
+        let sum = ops::sum(&ops::mul(probabilities, &counts)?, &dims)?;
+        let loss = ops::affine(&sum, elements / self.tokens as f64, 0.0)?;
+        self.by_layer = Some(added(self.by_layer.as_ref(), loss)?);
         Ok(())
     }
 
@@ -74,16 +128,18 @@ impl PooledRouting {
     /// # Errors
     /// Errors of the ops and of the communication.
     pub fn losses(&self, balancing: &Balancing, weight: &Tensor) -> Result<Option<Var>> {
-        if self.probabilities.is_none() && self.squared_lse.is_none() {
+        if [&self.probabilities, &self.by_layer, &self.squared_lse].iter().all(|it| it.is_none()) {
             return Ok(None);
         }
         let counts = self.counts.as_ref().map(Var::value);
         let all = full_concat(&[weight].into_iter().chain(counts).collect::<Vec<_>>())?;
         let weight = Var::constant(ops::reshape(&all.slice(0, 0..1)?, &[])?);
         let mut total: Option<Var> = None;
-        let auxiliary = self.probabilities.as_ref().map(|it| self.load_balancing(it, &all));
+        let pooled = self.probabilities.as_ref().map(|it| self.load_balancing(it, &all));
+        let by_layer = self.by_layer.as_ref().map(|it| self.mean(it, 1.0));
         let z = self.squared_lse.as_ref().map(|it| self.mean(it, 1.0));
-        for (loss, factor) in [(auxiliary, balancing.auxiliary), (z, balancing.z)] {
+        let auxiliary = balancing.auxiliary;
+        for (loss, factor) in [(pooled, auxiliary), (by_layer, auxiliary), (z, balancing.z)] {
             if let Some(loss) = loss {
                 let weighted = ops::affine(&ops::mul(&loss?, &weight)?, factor, 0.0)?;
                 total = Some(added(total.as_ref(), weighted)?);
@@ -92,10 +148,7 @@ impl PooledRouting {
         Ok(total)
     }
 
-    /// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics
-    /// pooled over layers as in Hugging Face: E sum_e f_e P_e, where f_e is the number of
-    /// assignments to expert e per token and P_e its mean probability. It equals `top_k` when the
-    /// load is balanced. Gradients flow through the probabilities only.
+    /// The load-balancing loss of all layers. Gradients flow through the probabilities only.
     fn load_balancing(&self, probabilities: &Var, all: &Tensor) -> Result<Var> {
         let experts = probabilities.global_shape()[0];
         let counts = all.slice(0, 1..1 + experts)?;
@@ -113,6 +166,18 @@ impl PooledRouting {
     fn assignments(&self) -> f64 {
         (self.layers * self.tokens) as f64
     }
+}
+
+/// The sums of probabilities and assignments over each sequence, [b, e] f32.
+fn by_sequence(layer: &Routing) -> Result<[Var; 2]> {
+    let Routing { sequences, probabilities_ne, experts_nk, .. } = layer;
+    let [experts, k] = [probabilities_ne.global_shape()[1], experts_nk.global_shape()[1]];
+    let t = probabilities_ne.global_shape()[0] / sequences;
+    let probabilities_bte = ops::reshape(probabilities_ne, &[*sequences, t, experts])?;
+    let experts_bs = ops::reshape(experts_nk, &[*sequences, t * k])?;
+    let ones = ops::affine(&ops::cast(&experts_bs, DType::F32)?, 0.0, 1.0)?;
+    let counts_be = ops::scatter_add(&[*sequences, experts], 1, &experts_bs, &ones)?;
+    Ok([ops::sum(&probabilities_bte, &[1])?, Var::constant(counts_be)])
 }
 
 /// The squared log-sum-exp of a layer's router logits, summed over its tokens.
@@ -168,25 +233,24 @@ impl Function<3> for Bias {
     }
 }
 
-/// Load and shares of experts, from the tokens per expert of each layer; with several `ranks` that have
-/// the experts between them, also `rank_load`, that of the busiest rank.
-pub fn expert_metrics(layers: &[Vec<f32>], ranks: usize) -> Metrics {
-    let layers: Vec<Vec<f64>> =
-        layers.iter().map(|counts| counts.iter().copied().map(f64::from).collect()).collect();
+/// Load and shares of `experts`, from the sums of [`Routing::statistics`] of layers. With several `ranks`
+/// that have the experts between them, also `rank_load`, that of the busiest rank, and what all ranks
+/// send in forward passes of all layers: `sent_rows` and, by a built-in dispatcher, `sent_bytes`.
+pub fn expert_metrics(statistics: &[Vec<f32>], experts: usize, ranks: usize) -> Metrics {
+    let wide = |of_layer: &[f32]| of_layer.iter().copied().map(f64::from).collect();
+    let layers: Vec<Vec<f64>> = statistics.iter().map(|it| wide(&it[..experts])).collect();
+    let by_rank = layers.iter().filter(|_| ranks > 1).map(|counts| of_ranks(counts, ranks));
+    let rank_load = by_rank.map(|counts| load(&counts)).reduce(f64::max);
+    let sent = |at: usize| -> Option<f64> {
+        let of_layers = statistics.iter().filter_map(|it| it.get(experts + at).copied());
+        of_layers.map(f64::from).reduce(|sum, it| sum + it)
+    };
+    let extra = [("rank_load", rank_load), ("sent_rows", sent(0)), ("sent_bytes", sent(1))];
+    let extra = extra.into_iter();
     Metrics {
         expert_load: layers.iter().map(|counts| load(counts)).reduce(f64::max),
         expert_shares: shares(&layers),
-        extra: match ranks {
-            1 => Vec::new(),
-            _ => {
-                let by_rank = layers.iter().map(|counts| load(&of_ranks(counts, ranks)));
-                by_rank
-                    .reduce(f64::max)
-                    .map(|load| ("rank_load".to_owned(), load))
-                    .into_iter()
-                    .collect()
-            }
-        },
+        extra: extra.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect(),
     }
 }
 
@@ -249,15 +313,85 @@ mod tests {
     /// Load is measured per layer: two layers that prefer opposite experts do not cancel out.
     #[test]
     fn expert_load_is_that_of_the_least_balanced_layer() {
-        let opposite = [vec![8.0, 4.0, 2.0, 2.0], vec![0.0, 4.0, 6.0, 6.0]];
-        let metrics = expert_metrics(&opposite, 1);
+        let opposite = [vec![8.0, 4.0, 2.0, 2.0, 9.0, 80.0], vec![0.0, 4.0, 6.0, 6.0, 3.0, 40.0]];
+        let on_one_rank = opposite.each_ref().map(|it| it[..4].to_vec());
+        let metrics = expert_metrics(&on_one_rank, 4, 1);
         assert_eq!(metrics.expert_shares, [0.25; 4]);
         assert_eq!((metrics.expert_load, metrics.extra), (Some(2.0), Vec::new()));
-        let metrics = expert_metrics(&opposite, 2);
-        assert_eq!(metrics.extra, [("rank_load".to_owned(), 1.5)]);
+        let metrics = expert_metrics(&opposite, 4, 2);
+        let extra = [("rank_load", 1.5), ("sent_rows", 12.0), ("sent_bytes", 120.0)];
+        assert_eq!(metrics.extra, extra.map(|(name, value)| (name.to_owned(), value)));
 
-        assert_eq!(expert_metrics(&[vec![3.0; 4]], 1).expert_load, Some(1.0));
-        assert_eq!(expert_metrics(&[], 2), Metrics::default());
+        assert_eq!(expert_metrics(&[vec![3.0; 4]], 4, 1).expert_load, Some(1.0));
+        assert_eq!(expert_metrics(&[], 4, 2), Metrics::default());
+    }
+
+    /// Each scope of balancing has the loss of its formula, computed in f64.
+    #[test]
+    fn load_balancing_losses_equal_their_formula() {
+        let device = Device::cpu();
+        let (layers, sequences, tokens, experts, k) = (3, 2, 5, 4, 2);
+        let score = |at: usize| (1.7 * (at * at % 23) as f64).sin();
+        let n = sequences * tokens;
+        let mut routings = Vec::new();
+        // Of each layer, sequence and expert: the mean probability and the assignments per token.
+        let mut means = vec![[0.0, 0.0]; layers * sequences * experts];
+        for layer in 0..layers {
+            let scores: Vec<f64> = (0..n * experts).map(|at| score(at + layer * 100)).collect();
+            let mut chosen = Vec::new();
+            for (token, scores) in scores.chunks(experts).enumerate() {
+                let sum: f64 = scores.iter().map(|score| score.exp()).sum();
+                let mut best: Vec<usize> = (0..experts).collect();
+                best.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+                let place = (layer * sequences + token / tokens) * experts;
+                for expert in 0..experts {
+                    means[place + expert][0] += scores[expert].exp() / sum / tokens as f64;
+                }
+                for expert in &best[..k] {
+                    means[place + expert][1] += 1.0 / tokens as f64;
+                    chosen.push(*expert as i32);
+                }
+            }
+            let scores: Vec<f32> = scores.iter().map(|score| *score as f32).collect();
+            let logits_ne = Var::constant(tensor(&device, &[n, experts], &scores));
+            let experts_nk = Tensor::from_slice(&device, &[n, k], &chosen).unwrap();
+            let count = |expert| chosen.iter().filter(|own| **own == expert).count() as f32;
+            let counts: Vec<f32> = (0..experts as i32).map(count).collect();
+            let counts = tensor(&device, &[experts], &counts);
+            routings.push(Routing {
+                sequences,
+                experts_nk,
+                probabilities_ne: ops::softmax(&logits_ne).unwrap(),
+                logits_ne,
+                statistics: counts.clone(),
+                counts,
+            });
+        }
+        let over = |parts: usize| -> f64 {
+            let of_part = |part: &[[f64; 2]]| {
+                let rows = part.len() / experts;
+                let mean = |expert: usize, of: usize| -> f64 {
+                    part.chunks(experts).map(|row| row[expert][of]).sum::<f64>() / rows as f64
+                };
+                (0..experts).map(|expert| mean(expert, 0) * mean(expert, 1)).sum::<f64>()
+            };
+            let parted = means.chunks(means.len() / parts).map(of_part);
+            experts as f64 * parted.sum::<f64>() / parts as f64
+        };
+        let cases = [
+            (Balance::Pooled, over(1)),
+            (Balance::Layer, over(layers)),
+            (Balance::Sequence, over(layers * sequences)),
+        ];
+        for (balance, expected) in cases {
+            let balancing = Balancing { auxiliary: 0.5, balance, ..Balancing::default() };
+            let mut pooled = PooledRouting::default();
+            routings.iter().for_each(|layer| pooled.add(layer, &balancing).unwrap());
+            let weight = tensor(&device, &[], &[3.0]);
+            let loss = pooled.losses(&balancing, &weight).unwrap().unwrap();
+            let loss = f64::from(loss.value().item::<f32>().unwrap()) / 1.5;
+            assert!((loss / expected - 1.0).abs() < 1e-5, "{balance:?}: {loss}, not {expected}");
+        }
     }
 
     /// The z-loss is the mean of (ln sum e^x)^2 over tokens and layers, even where e^x overflows.
@@ -269,6 +403,8 @@ mod tests {
         let routing = |scores: &[[f32; 3]; 2]| {
             let logits_ne = Var::constant(tensor(&device, &[2, 3], scores.as_flattened()));
             Routing {
+                sequences: 1,
+                experts_nk: tensor(&device, &[2, 0], &[]),
                 probabilities_ne: ops::softmax(&logits_ne).unwrap(),
                 logits_ne,
                 counts: tensor(&device, &[3], &[0.0; 3]),

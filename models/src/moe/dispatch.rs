@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use meshgrad_autograd::{Result, Var, ops};
 use meshgrad_collectives::Communicator;
-use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::ExpertOrder;
+use meshgrad_runtime::{DType, Tensor};
 
 /// This rank's tokens and their experts.
 #[derive(Clone)]
@@ -59,7 +59,20 @@ impl ExpertPeers {
     pub fn first_expert(&self) -> usize {
         self.group.index() / self.shards * self.held
     }
+
+    /// The rows of this rank for experts of other ranks, from those for each set of experts, and the
+    /// `bytes` that it sends: [2] f32.
+    pub(super) fn sent(&self, rows_by_rank: &Tensor, bytes: usize) -> Result<Tensor> {
+        let own = self.group.index() / self.shards;
+        let all = ops::reshape(&ops::sum(rows_by_rank, &[0])?, &[1])?;
+        let rows = ops::sub(&all, &rows_by_rank.slice(0, own..own + 1)?)?;
+        let bytes = ops::full(rows.device(), &[1], DType::F32, bytes as f64)?;
+        ops::concat(&[&rows, &bytes], 0)
+    }
 }
+
+/// The elements of [`ExpertPeers::sent`].
+pub(super) const SENT: usize = 2;
 
 /// Brings tokens to the ranks that have their experts, and the experts' results back.
 ///

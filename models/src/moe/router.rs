@@ -80,14 +80,24 @@ impl Router {
         }
     }
 
-    /// The weights and the experts of each token, [n, k] f32 and i32, the best first. Reads no value
-    /// on the host.
-    pub(super) fn choose(&self, scores_ne: &Var) -> Result<(Var, Tensor)> {
+    /// The weights and the experts of each token, [n, k] f32 and i32: the `replayed` ones, or the best,
+    /// of which the first is the best. Reads no value on the host.
+    pub(super) fn choose(
+        &self,
+        scores_ne: &Var,
+        replayed: Option<&Tensor>,
+    ) -> Result<(Var, Tensor)> {
         let bias = self.bias.as_ref().map(Buffer::value).transpose()?;
         let bias = bias.as_ref().map(Tensor::local);
-        let (weights_nk, experts_nk) = match self.sigmoid || self.groups > 1 {
-            true => self.choose_in_steps(scores_ne, bias.as_ref())?,
-            false => ops::router_top_k(scores_ne, self.top_k, self.normalize, bias.as_ref())?,
+        let (weights_nk, experts_nk) = match (replayed, self.sigmoid || self.groups > 1) {
+            (Some(experts_nk), _) => (self.weights(scores_ne, experts_nk)?, experts_nk.clone()),
+            (None, true) => {
+                let experts_nk = self.best_in_steps(scores_ne.value(), bias.as_ref())?;
+                (self.weights(scores_ne, &experts_nk)?, experts_nk)
+            }
+            (None, false) => {
+                ops::router_top_k(scores_ne, self.top_k, self.normalize, bias.as_ref())?
+            }
         };
         match self.scale == 1.0 {
             true => Ok((weights_nk, experts_nk)),
@@ -95,8 +105,8 @@ impl Router {
         }
     }
 
-    fn choose_in_steps(&self, scores_ne: &Var, bias: Option<&Tensor>) -> Result<(Var, Tensor)> {
-        let mut choice_ne = scores_ne.value().clone();
+    fn best_in_steps(&self, scores_ne: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let mut choice_ne = scores_ne.clone();
         if let Some(bias) = bias {
             choice_ne = ops::add(&choice_ne, bias)?;
         }
@@ -104,10 +114,15 @@ impl Router {
             choice_ne = self.only_best_groups(&choice_ne)?;
         }
         let (_, experts_nk) = ops::router_top_k(&choice_ne, self.top_k, false, None)?;
-        let weights_nk = ops::gather(scores_ne, 1, &experts_nk)?;
+        Ok(experts_nk)
+    }
+
+    /// The weights of `experts_nk`, before scaling.
+    fn weights(&self, scores_ne: &Var, experts_nk: &Tensor) -> Result<Var> {
+        let weights_nk = ops::gather(scores_ne, 1, experts_nk)?;
         match self.normalize {
-            true => Ok((divided_by_sum(&weights_nk)?, experts_nk)),
-            false => Ok((weights_nk, experts_nk)),
+            true => divided_by_sum(&weights_nk),
+            false => Ok(weights_nk),
         }
     }
 

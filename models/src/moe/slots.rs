@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_autograd::Result;
-use meshgrad_runtime::{Tensor, ops};
+use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 /// Slots come in powers of two, up to 2^31, so that their number changes rarely.
 const SIZES: usize = 32;
@@ -31,8 +31,8 @@ struct State {
     exponent: Option<usize>,
     /// Steps that needed fewer, and the most of them.
     fewer: (usize, usize),
-    /// The last number of slots, and what is counted about it.
-    limits: Option<(usize, Tensor)>,
+    /// Of what there is, how much may be filled in each size, f32 [32].
+    sizes: Option<Tensor>,
 }
 
 impl Slots {
@@ -75,28 +75,29 @@ impl Slots {
         exponent.map_or(worst, |exponent| worst.min(1 << exponent))
     }
 
-    /// What a step must know of a dispatch: whether a rank gets more than `slots` of the rows `counts`,
-    /// f32 [ranks, experts of a rank], then for each power of two whether so many slots would be too
-    /// few. All are 0 or 1, f32 [33].
-    pub(super) fn needs(&self, counts: &Tensor, slots: usize) -> Result<Tensor> {
-        let largest = ops::max(&ops::sum(counts, &[1])?, &[0])?;
-        let limits = self.limits(&largest, slots)?;
+    /// What a step must know of a dispatch: whether a rank gets more than `slots` of the rows for each
+    /// rank, f32 [ranks], then for each power of two whether so many slots would be too few. All are 0
+    /// or 1, f32 [33].
+    pub(super) fn needs(&self, rows_by_rank: &Tensor, slots: usize) -> Result<Tensor> {
+        let largest = ops::max(rows_by_rank, &[0])?;
+        let limits = self.limits(largest.device(), slots)?;
         let largest = ops::reshape(&largest, &[1])?.broadcast_to(&[COUNTED])?;
         ops::clamp(&ops::sub(&largest, &limits)?, 0.0, 1.0) // of integers
     }
 
-    fn limits(&self, like: &Tensor, slots: usize) -> Result<Tensor> {
-        let kept = self.with(|state| state.limits.clone());
-        if let Some((of, limits)) = kept.filter(|(_, limits)| limits.device() == like.device())
-            && of == slots
-        {
-            return Ok(limits);
-        }
-        let sizes = (0..SIZES).map(|exponent| (FILLED * (1u64 << exponent) as f64).floor() as f32);
-        let limits: Vec<f32> = [slots as f32].into_iter().chain(sizes).collect();
-        let limits = Tensor::from_slice(like.device(), &[COUNTED], &limits)?;
-        self.with(|state| state.limits = Some((slots, limits.clone())));
-        Ok(limits)
+    /// The rows that `slots` have room for, then those that each size should have.
+    fn limits(&self, device: &Device, slots: usize) -> Result<Tensor> {
+        let kept = self.with(|state| state.sizes.clone());
+        let sizes = match kept.filter(|sizes| sizes.device() == device) {
+            Some(sizes) => sizes,
+            None => {
+                let filled = |exponent: usize| (FILLED * (1u64 << exponent) as f64).floor() as f32;
+                let sizes: Vec<f32> = (0..SIZES).map(filled).collect();
+                let sizes = Tensor::from_slice(device, &[SIZES], &sizes)?;
+                self.with(|state| state.sizes.insert(sizes).clone())
+            }
+        };
+        ops::concat(&[&ops::full(device, &[1], DType::F32, slots as f64)?, &sizes], 0)
     }
 
     /// Follows the sums of [`Slots::needs`] over a step and all ranks.
@@ -117,13 +118,11 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use meshgrad_runtime::Device;
-
     use super::*;
 
     fn follow(slots: &Slots, rows: &[f32]) -> Vec<f32> {
-        let counts = Tensor::from_slice(&Device::cpu(), &[rows.len(), 1], rows).unwrap();
-        let needs = slots.needs(&counts, slots.in_training(1000)).unwrap().to_vec().unwrap();
+        let rows = Tensor::from_slice(&Device::cpu(), &[rows.len()], rows).unwrap();
+        let needs = slots.needs(&rows, slots.in_training(1000)).unwrap().to_vec().unwrap();
         slots.follow(&needs);
         needs
     }

@@ -3,7 +3,7 @@
 use meshgrad_autograd::{Init, Param};
 use meshgrad_mesh::Mesh;
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Balancing, Compute, Qwen3};
+use meshgrad_models::{Balance, Balancing, Compute, Qwen3};
 use meshgrad_runtime::DType;
 
 /// Names and sizes of mesh axes.
@@ -72,22 +72,23 @@ pub(crate) const ALL_EXPERTS: &str = r#"
     initializer_range = 0.2
 "#;
 
-/// As [`ALL_EXPERTS`], with experts that two or four ranks share.
-pub(crate) const FOUR_EXPERTS: &str = r#"
+/// Two of eight experts per token.
+pub(crate) const EIGHT_EXPERTS: &str = r#"
     model_type = "qwen3_moe"
     vocab_size = 53
     hidden_size = 16
     num_hidden_layers = 2
     num_attention_heads = 4
     num_key_value_heads = 4
-    num_experts = 4
-    num_experts_per_tok = 4
+    num_experts = 8
+    num_experts_per_tok = 2
     moe_intermediate_size = 9
+    norm_topk_prob = true
     initializer_range = 0.2
 "#;
 
 pub(crate) const BALANCING: Balancing =
-    Balancing { auxiliary: 0.1, z: 0.01, bias_update_rate: 0.001 };
+    Balancing { auxiliary: 0.1, balance: Balance::Pooled, z: 0.01, bias_update_rate: 0.001 };
 
 pub(crate) fn config(text: &str) -> Qwen3Config {
     toml::from_str(text).unwrap()

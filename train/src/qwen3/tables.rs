@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use meshgrad_models::Balance;
 use meshgrad_models::config::Qwen3Config;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -112,6 +113,11 @@ const KEYS: &[Meaning] = &[
          many; 0 disables it",
     ),
     ("balancing.z_loss_coef", "weight of the router z-loss"),
+    (
+        "balancing.balance",
+        "over which tokens the load-balancing loss balances experts: `pooled`, those of a microbatch in \
+         all layers together; `layer`, in each layer; `sequence`, of each sequence in each layer",
+    ),
 ];
 
 /// `[balancing]`: balancing of experts. The weight of the load-balancing loss is the model's
@@ -124,6 +130,8 @@ pub struct BalancingConfig {
     pub bias_update_rate: f64,
     /// Weight of the router z-loss (Zoph et al. 2022, who use 0.001); 0 disables it.
     pub z_loss_coef: f64,
+    /// Over which tokens the load-balancing loss balances experts.
+    pub balance: Balance,
 }
 
 impl ModelTables for Tables {

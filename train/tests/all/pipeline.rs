@@ -18,7 +18,7 @@ use meshgrad_train::schedule::Schedule;
 use crate::homes::step::Outcome;
 use crate::matrix::cases::{self, CASES, Case, MICROBATCHES};
 use crate::matrix::planted::Planted;
-use crate::matrix::{batch, divided, on, on_ranks, own_stages};
+use crate::matrix::{Choices, batch, divided, on, on_ranks, own_stages};
 use crate::small::{self, ALL_EXPERTS, Axes, DENSE};
 use watched::Watched;
 
@@ -26,7 +26,10 @@ use watched::Watched;
 #[test]
 fn any_cut_has_the_same_bits() {
     let two = Case::new(DENSE, &[("pp", 2)], Named::Interleaved, &[1, 0, 1, 1]);
-    let outcomes = CASES[..3].iter().chain([&two]).map(|case| on_ranks(case, Planted::Nothing));
+    let outcomes = CASES[..3]
+        .iter()
+        .chain([&two])
+        .map(|case| on_ranks(case, &Choices::new(), Planted::Nothing));
     let outcomes: Vec<Outcome> = outcomes.collect::<Result<_, _>>().unwrap();
     assert!(outcomes.iter().all(|it| *it == outcomes[0]));
 }
@@ -38,7 +41,7 @@ fn ranks_run_the_schedule() {
     let alone = cases::all().into_iter().filter(|case| case.mesh.len() == 1);
     for case in alone.filter(|case| case.model == DENSE) {
         let local = Local::new(case.mesh().len()).threads(1);
-        let (_, logs) = on(&case, Planted::Nothing, local).unwrap();
+        let (_, logs) = on(&case, &Choices::new(), Planted::Nothing, local).unwrap();
         let program = case.program();
         let simulation = program.simulate(&Costs::uniform(case.sizes.len())).unwrap();
         for (rank, log) in logs.iter().enumerate() {
@@ -114,10 +117,10 @@ fn any_order_of_ranks_has_the_same_bits() {
         None => 0..2,
     };
     for case in [&CASES[5], &CASES[6], &CASES[15]] {
-        let expected = on_ranks(case, Planted::Nothing).unwrap();
+        let expected = on_ranks(case, &Choices::new(), Planted::Nothing).unwrap();
         for seed in seeds.clone() {
             let local = Local::new(case.mesh().len()).threads(1).simulated(seed);
-            let (outcome, _) = on(case, Planted::Nothing, local).unwrap();
+            let (outcome, _) = on(case, &Choices::new(), Planted::Nothing, local).unwrap();
             assert!(outcome == expected, "{} with seed {seed}", case.title());
         }
     }

@@ -1,13 +1,17 @@
 //! Collectives with gradients: values are those of plain loops over all ranks, and backward is the
 //! transpose of forward.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use meshgrad_autograd::{Grads, LocalOperand, LocalResult, Tape, Var, checkpoint, local, ops};
+use meshgrad_autograd::{
+    Grads, LocalOperand, LocalResult, Tape, Var, beside, checkpoint, local, ops,
+};
 use meshgrad_collectives::communicator;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Communicator, Local, Rank, Result};
+use meshgrad_comm::{Communicator, Local, Rank, Result, TracedRank};
 use meshgrad_error::ensure;
 use meshgrad_mesh::{Group as Ranks, Mesh, Sharding};
 use meshgrad_runtime::{Device, Tensor};
@@ -132,17 +136,7 @@ fn run(
     let (group, own, op) = (rank.world()?, rank.rank(), case.op);
     let ((x, y, unused), tape) = Tape::record(|| {
         let x = Var::input(tensor(rank.device(), x)?);
-        let y = match within {
-            Within::Nothing => op(&x, own, &group)?,
-            Within::Checkpoint => checkpoint([&x], move |[x]| op(&x, own, &group))?,
-            Within::Local => {
-                let one = Mesh::new(&[1], &["one"])?;
-                let operand = LocalOperand::new::<&str>(&x, &one, []);
-                let result = LocalResult::new::<&str>(&one, [], &[]);
-                let [y] = local([operand], [result], |[x]| Ok([op(&x, own, &group)?]))?;
-                y
-            }
-        };
+        let y = within.call(&x, move |x| op(x, own, &group))?;
         let unused = ops::affine(&x, 0.0, 0.0)?;
         Ok((x, y, unused))
     })?;
@@ -185,60 +179,113 @@ fn holds(case: &Case, within: Within, fault: Fault, without: Option<usize>) -> b
     results.iter().zip(&y).all(|([actual, _], y)| actual == y) && sums.0 == sums.1
 }
 
+impl Within {
+    /// `body` of `x`.
+    fn call(self, x: &Var, body: impl Fn(&Var) -> Result<Var> + Send + 'static) -> Result<Var> {
+        match self {
+            Within::Nothing => body(x),
+            Within::Checkpoint => checkpoint([x], move |[x]| body(&x)),
+            Within::Local => {
+                let one = Mesh::new(&[1], &["one"])?;
+                let operand = LocalOperand::new::<&str>(x, &one, []);
+                let result = LocalResult::new::<&str>(&one, [], &[]);
+                let [y] = local([operand], [result], |[x]| Ok([body(&x)?]))?;
+                Ok(y)
+            }
+        }
+    }
+}
+
 /// A chain of collectives, whose gradients have been added to already on rank 0 only.
-fn chain(rank: &dyn Rank, seed: usize) -> Result<([Var; 2], Tape)> {
+fn chain(rank: &dyn Rank, within: Within, seed: usize) -> Result<([Var; 2], Tape)> {
     let (group, own) = (rank.world()?, rank.rank());
     Tape::record(|| {
         let x = Var::input(tensor(rank.device(), &numbers(seed, ROWS[own]))?);
         let mut y = x.clone();
         for step in 0..3 {
-            let z = ops::affine(&y, 1.0 + step as f64, 0.5)?;
-            let sent = ops::all_to_all_rows(&z, &SENT[own], &received(own), &group)?;
-            let back = ops::all_to_all_rows(&sent, &received(own), &SENT[own], &group)?;
-            y = match own {
-                0 => ops::add(&back, &z)?,
-                _ => back,
-            };
+            let group = group.clone();
+            y = within.call(&y, move |y| {
+                let z = ops::affine(y, 1.0 + step as f64, 0.5)?;
+                let sent = ops::all_to_all_rows(&z, &SENT[own], &received(own), &group)?;
+                let back = ops::all_to_all_rows(&sent, &received(own), &SENT[own], &group)?;
+                match own {
+                    0 => ops::add(&back, &z),
+                    _ => Ok(back),
+                }
+            })?;
         }
         Ok([x, y])
     })
 }
 
-/// A backward pass beside a forward pass has the bits of the one after the other.
+/// A backward pass beside a forward pass has the bits of the one after the other, and goes on at each of
+/// its collectives: with six in each pass, the last of the backward pass has started before the last of
+/// the forward pass ends.
 #[test]
 fn a_backward_pass_beside_another_pass_has_the_same_bits() {
-    let of_ranks = Local::run(RANKS, |rank| {
-        let own = rank.rank();
-        let dy = || tensor(rank.device(), &numbers(9, ROWS[own]));
-        let outcome = |is_beside: bool| -> Result<[Plain; 3]> {
-            let ([x, y], tape) = chain(rank, 1)?;
-            let (grads, root) = (&mut Grads::new(&[])?, [(&y, dy()?)]);
-            let (([a, b], other), dx) = match is_beside {
-                true => tape.backward_beside(&root, &[&x], grads, || chain(rank, 2))?,
-                false => {
-                    let forward = chain(rank, 2)?;
-                    (forward, tape.backward_with(&root, &[&x], grads)?)
-                }
+    for within in [Within::Nothing, Within::Local, Within::Checkpoint] {
+        let of_ranks = Local::run(RANKS, |rank| {
+            let (own, traced) = (rank.rank(), TracedRank::new(rank));
+            let dy = || tensor(rank.device(), &numbers(9, ROWS[own]));
+            let outcome = |is_beside: bool| -> Result<([Plain; 3], u64)> {
+                let ([x, y], tape) = chain(&traced, within, 1)?;
+                let (grads, root) = (&mut Grads::new(&[])?, [(&y, dy()?)]);
+                let before = traced.stats().collectives;
+                let forward = || Ok((chain(&traced, within, 2)?, traced.stats().collectives));
+                let ((([a, b], other), started), dx) = match is_beside {
+                    true => tape.backward_beside(&root, &[&x], grads, forward)?,
+                    false => (forward()?, tape.backward_with(&root, &[&x], grads)?),
+                };
+                let da = other.backward_with(&[(&b, dy()?)], &[&a], grads)?;
+                Ok(([plain(&dx[0])?, plain(b.value())?, plain(&da[0])?], started - before))
             };
-            let da = other.backward_with(&[(&b, dy()?)], &[&a], grads)?;
-            Ok([plain(&dx[0])?, plain(b.value())?, plain(&da[0])?])
-        };
-        Ok::<_, meshgrad_comm::Error>((outcome(true)?, outcome(false)?))
-    });
-    for (beside, after) in of_ranks.unwrap() {
-        assert_eq!(beside, after);
+            Ok::<_, meshgrad_comm::Error>((outcome(true)?, outcome(false)?))
+        });
+        // A checkpointed block of the backward pass is recomputed.
+        let recomputed = if matches!(within, Within::Checkpoint) { 6 } else { 0 };
+        for ((beside, in_beside), (after, in_after)) in of_ranks.unwrap() {
+            assert_eq!(beside, after);
+            assert_eq!((in_beside, in_after), (12 + recomputed, 6), "{within:?}");
+        }
     }
+}
+
+/// Work beside a body runs once: when the body has started to communicate, or after it.
+#[test]
+fn work_runs_beside_the_first_collective() {
+    Local::run(RANKS, |rank| {
+        let (group, own) = (rank.world()?, rank.rank());
+        let x = Var::input(tensor(rank.device(), &numbers(1, ROWS[own]))?);
+        let order: Rc<RefCell<Vec<&str>>> = Rc::default();
+        let note = |what| {
+            let order = order.clone();
+            move || Ok::<_, meshgrad_comm::Error>(order.borrow_mut().push(what))
+        };
+        beside(note("work"), || {
+            let sent = ops::all_to_all_rows(&x, &SENT[own], &received(own), &group)?;
+            note("sent")()?;
+            ops::all_to_all_rows(&sent, &received(own), &SENT[own], &group)?;
+            note("back")()
+        })?;
+        beside(note("more work"), note("no collective"))?;
+        assert_eq!(*order.borrow(), ["work", "sent", "back", "no collective", "more work"]);
+        let fails = || -> Result<()> { Err(meshgrad_error::error!(Invalid, "the work fails")) };
+        let failed = beside(fails, || ops::all_gather_rows(&x, &ROWS, &group)).err();
+        assert_eq!(failed.unwrap().to_string(), "the work fails");
+        Ok::<_, meshgrad_comm::Error>(())
+    })
+    .unwrap();
 }
 
 /// After an error of the body, and with one in the backward pass, the gradients can be used again.
 #[test]
 fn errors_beside_a_backward_pass_are_returned() {
     let of_ranks = Local::run(RANKS, |rank| {
-        let ([x, y], tape) = chain(rank, 1)?;
+        let ([x, y], tape) = chain(rank, Within::Nothing, 1)?;
         let (grads, root) = (&mut Grads::new(&[])?, y.value().clone());
         let fails = || -> Result<()> { Err(meshgrad_error::error!(Invalid, "the body fails")) };
         let failed = tape.backward_beside(&[(&y, root)], &[&x], grads, fails).err();
-        let ([x, y], tape) = chain(rank, 1)?;
+        let ([x, y], tape) = chain(rank, Within::Nothing, 1)?;
         tape.backward_with(&[(&y, y.value().clone())], &[&x], grads)?;
         Ok::<_, meshgrad_comm::Error>(failed.map(|error| error.to_string()))
     });

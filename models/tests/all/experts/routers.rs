@@ -14,7 +14,7 @@ use meshgrad_runtime::ops::ExpertOrder;
 use meshgrad_runtime::{Device, Tensor, ops};
 use serde_json::Value;
 
-use super::{Parts, ROUTINGS, Routing, TWELVE, check_ranks, pass, tokens};
+use super::{Parts, ROUTINGS, Routing, TWELVE, block, check_ranks, pass, tokens};
 use crate::small::{config, distance, norm};
 use crate::stored::{Values, names_of, read};
 
@@ -320,5 +320,42 @@ fn three_ranks_have_the_results_of_one() {
         for routing in ROUTINGS {
             check_ranks(&sizes, routing, deepseek_block);
         }
+    }
+}
+
+/// Replaying a router's own choices changes results by rounding only; with others, the weights are those
+/// of the experts that are replayed.
+#[test]
+fn choices_are_replayed() {
+    let device = Device::cpu();
+    let x = tokens(&device, 9, Routing::Random).unwrap();
+    for (kind, moe) in [("softmax", block()), ("DeepSeek-V3", deepseek_block())] {
+        moe.materialize(&device, 1).unwrap();
+        let pass = |replayed: Option<&Tensor>| -> (Tensor, Vec<Vec<f32>>) {
+            let record = || moe.forward_with(&Var::constant(x.clone()), replayed);
+            let ((y, routing), tape) = Tape::record(record).unwrap();
+            let mut grads = Grads::new(&moe.params()).unwrap();
+            tape.backward(&[(&y, y.value().clone())], &mut grads).unwrap();
+            let mut values = vec![y.value().to_vec().unwrap(), routing.counts.to_vec().unwrap()];
+            values.extend(grads.all().unwrap().iter().map(|(_, grad)| grad.to_vec().unwrap()));
+            (routing.experts_nk, values)
+        };
+        let (chosen, expected) = pass(None);
+        let (same, replayed) = pass(Some(&chosen));
+        assert_eq!(same.to_vec::<i32>().unwrap(), chosen.to_vec::<i32>().unwrap());
+        for (expected, replayed) in expected.iter().zip(&replayed) {
+            assert!(distance(expected, replayed) <= 1e-6 * norm(expected), "{kind}");
+        }
+
+        let others: Vec<i32> = (0..18).map(|at| (at * 5 + 1) % 12).collect();
+        let others = Tensor::from_slice(&device, &[3, 3, 2], &others).unwrap();
+        let (_, other) = pass(Some(&others));
+        assert!(distance(&expected[0], &other[0]) > 0.1 * norm(&expected[0]), "{kind}");
+        assert_eq!(other[1].iter().sum::<f32>(), 18.0);
+        let short = others.slice(0, 0..2).unwrap();
+        let error = moe.forward_with(&Var::constant(x.clone()), Some(&short)).map(drop);
+        let expected = "`mlp.gate.weight`: replayed experts of [6, 2] (tokens, experts per token), not \
+                        [9, 2]";
+        assert_eq!(error.unwrap_err().to_string(), expected);
     }
 }

@@ -3,11 +3,12 @@
 use std::fmt;
 
 use meshgrad_mesh::Mesh;
+use meshgrad_models::Balance::{Layer, Sequence};
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::moe::Dispatch::{self, AllGather, AllToAll};
-use meshgrad_models::{Compute, ModelParallelism};
+use meshgrad_models::{Balance, Balancing, Compute, ModelParallelism};
 
-use crate::small::{self, ALL_EXPERTS, Axes, DENSE, EXPERTS, FOUR_EXPERTS, TIED};
+use crate::small::{self, ALL_EXPERTS, Axes, BALANCING, DENSE, EIGHT_EXPERTS, EXPERTS, TIED};
 
 /// A model on a mesh.
 #[derive(Clone, Copy)]
@@ -28,6 +29,7 @@ pub(crate) struct Case {
     pub(crate) shared: bool,
     /// The mesh of experts: along `ep` they are sharded, along `etp` their inner features.
     pub(crate) apart: Option<(Axes, Dispatch)>,
+    pub(crate) balance: Balance,
 }
 
 impl Case {
@@ -44,7 +46,12 @@ impl Case {
             lora: false,
             shared: false,
             apart: None,
+            balance: Balance::Pooled,
         }
+    }
+
+    const fn balance(self, balance: Balance) -> Case {
+        Case { balance, ..self }
     }
 
     const fn apart(self, axes: Axes, dispatch: Dispatch) -> Case {
@@ -110,6 +117,10 @@ impl Case {
         parallelism.experts(&small::mesh(axes), experts, features).unwrap()
     }
 
+    pub(crate) fn balancing(&self) -> Balancing {
+        Balancing { balance: self.balance, ..BALANCING }
+    }
+
     pub(crate) fn dispatch(&self) -> Dispatch {
         self.apart.map_or(Dispatch::Cheapest, |(_, dispatch)| dispatch)
     }
@@ -154,6 +165,9 @@ impl fmt::Display for Case {
         ];
         if let Some((axes, dispatch)) = self.apart {
             write!(f, ", experts {axes:?} by {dispatch:?}")?;
+        }
+        if self.balance != Balance::Pooled {
+            write!(f, ", balanced by {:?}", self.balance)?;
         }
         for (_, option) in options.into_iter().filter(|(is_set, _)| *is_set) {
             write!(f, ", {option}")?;
@@ -212,7 +226,7 @@ const MODELS: [(&str, &str); 7] = [
     ("tied", TIED),
     ("experts", EXPERTS),
     ("all experts", ALL_EXPERTS),
-    ("four experts", FOUR_EXPERTS),
+    ("eight experts", EIGHT_EXPERTS),
     ("many experts", MANY_EXPERTS),
 ];
 
@@ -237,26 +251,26 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(TIED, KV_TP).sequence().checkpointed(),
     Case::new(TIED, KV_TP).sequence().lora(),
     Case::new(EXPERTS, DP2),
-    Case::new(EXPERTS, TP4),
+    Case::new(EXPERTS, TP4).balance(Layer),
     Case::new(EXPERTS, DP_TP4).sequence().lora(),
-    Case::new(EXPERTS, TP3).sequence(),
+    Case::new(EXPERTS, TP3).sequence().balance(Sequence),
     Case::new(EXPERTS, TP3).sharded_experts(),
     Case::new(EXPERTS, TP3).sharded_experts().sequence(),
     Case::new(EXPERTS, TP4).sequence().sharded_experts(),
-    Case::new(EXPERTS, DP_TP).sequence().checkpointed(),
+    Case::new(EXPERTS, DP_TP).sequence().checkpointed().balance(Sequence),
     Case::new(EXPERTS, DP_TP).sequence().sharded_experts().whole_vocabulary(),
-    Case::new(FOUR_EXPERTS, TP4).shared_experts().sequence(),
-    Case::new(FOUR_EXPERTS, DP_TP).shared_experts().sharded_experts().checkpointed(),
+    Case::new(EIGHT_EXPERTS, TP4).shared_experts().sequence(),
+    Case::new(EIGHT_EXPERTS, DP_TP).shared_experts().sharded_experts().checkpointed(),
     Case::new(ALL_EXPERTS, DP2).bf16(),
     Case::new(ALL_EXPERTS, TP3).sequence().sharded_experts().bf16(),
     Case::new(MANY_EXPERTS, DP2).apart(&[("ep", 2)], AllGather),
     Case::new(MANY_EXPERTS, DP2).apart(&[("ep", 2)], AllToAll).checkpointed(),
     Case::new(MANY_EXPERTS, DP3).apart(&[("ep", 3)], AllGather).checkpointed(),
-    Case::new(MANY_EXPERTS, DP3).apart(&[("ep", 3)], AllToAll),
+    Case::new(MANY_EXPERTS, DP3).apart(&[("ep", 3)], AllToAll).balance(Layer),
     Case::new(MANY_EXPERTS, DP3).apart(&[("etp", 3)], AllToAll),
     // A rank without tokens.
     Case::new(MANY_EXPERTS, DP4).apart(&[("ep", 4)], AllGather),
-    Case::new(MANY_EXPERTS, DP4).apart(&[("ep", 4)], AllToAll).rows(2),
+    Case::new(MANY_EXPERTS, DP4).apart(&[("ep", 4)], AllToAll).rows(2).balance(Sequence),
     Case::new(MANY_EXPERTS, DP4).apart(&[("copies", 2), ("ep", 2)], AllToAll),
     Case::new(MANY_EXPERTS, DP4).apart(&[("ep", 2), ("etp", 2)], AllGather),
     Case::new(MANY_EXPERTS, DP4).apart(&[("ep", 2), ("etp", 2)], AllToAll).checkpointed(),
@@ -265,9 +279,21 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(MANY_EXPERTS, TP3).apart(&[("ep", 3)], AllGather),
     Case::new(MANY_EXPERTS, DP_TP).apart(&[("copies", 2), ("ep", 2)], AllGather).sequence(),
     Case::new(MANY_EXPERTS, TP_DP).apart(&[("ep", 3), ("etp", 2)], AllToAll).sequence(),
-    Case::new(MANY_EXPERTS, DP4_TP2).apart(&[("ep", 8)], AllToAll).sequence().rows(5),
+    Case::new(MANY_EXPERTS, DP4_TP2)
+        .apart(&[("ep", 8)], AllToAll)
+        .sequence()
+        .rows(5)
+        .balance(Layer),
     Case::new(MANY_EXPERTS, DP4_TP2).apart(&[("copies", 2), ("ep", 2), ("etp", 2)], AllToAll),
     Case::new(ALL_EXPERTS, DP3).apart(&[("ep", 3)], AllToAll).bf16(),
     Case::new(ALL_EXPERTS, DP3).apart(&[("ep", 3)], AllGather).bf16(),
-    Case::new(FOUR_EXPERTS, DP_TP).apart(&[("ep", 2), ("etp", 2)], AllGather).sequence().bf16(),
+    Case::new(EIGHT_EXPERTS, DP_TP).apart(&[("ep", 2), ("etp", 2)], AllGather).sequence().bf16(),
+    Case::new(EXPERTS, TP3).sequence().bf16(),
+    Case::new(MANY_EXPERTS, DP3).apart(&[("ep", 3)], AllToAll).bf16(),
+    Case::new(MANY_EXPERTS, DP4_TP2)
+        .apart(&[("ep", 8)], AllGather)
+        .sequence()
+        .rows(5)
+        .bf16()
+        .balance(Sequence),
 ];

@@ -2,6 +2,7 @@
 
 mod cases;
 mod decoding;
+mod flips;
 mod gpus;
 mod megatron;
 mod memory;

@@ -6,9 +6,9 @@ use meshgrad_runtime::{Device, Tensor};
 
 use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{
-    Expected, Outcome, SEED, add_shared_experts, batch, gradients, outcome_of,
+    Expected, Outcome, SEED, add_shared_experts, batch, choices, gradients, outcome_of, replaying,
 };
-use crate::small::{BALANCING, add_adapters};
+use crate::small::add_adapters;
 
 /// Three stages: the first layer, no layer, and all others.
 fn stages(case: &Case) -> Result<Vec<(Stage, Qwen3)>> {
@@ -20,7 +20,7 @@ fn stages(case: &Case) -> Result<Vec<(Stage, Qwen3)>> {
         if case.shared {
             add_shared_experts(&mut part);
         }
-        Ok((stage, part.balanced(BALANCING)))
+        Ok((stage, part.balanced(case.balancing())))
     };
     stages.map(part).collect()
 }
@@ -32,7 +32,7 @@ fn loss(
     device: &Device,
     statistics: &mut Vec<Vec<Tensor>>,
 ) -> Result<Loss> {
-    let batch = batch(case, device)?;
+    let batch = replaying(case, &choices(case)?, device)?;
     let mut stream = None;
     for (stage, part) in stages {
         match part.forward(stage, stream.take(), &batch, case.compute())? {

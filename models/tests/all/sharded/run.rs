@@ -11,7 +11,7 @@ use meshgrad_models::{FeedForward, IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, 
 use meshgrad_runtime::{DType, Device, Tensor, ops, with_mesh};
 
 use crate::sharded::cases::Case;
-use crate::small::{BALANCING, add_adapters, distance, norm};
+use crate::small::{add_adapters, distance, norm};
 
 const TOKENS: usize = 7;
 pub(crate) const SEED: u64 = 7;
@@ -30,11 +30,36 @@ pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
     };
     let labels: Vec<i64> = (0..case.rows * TOKENS).map(label).collect();
     let shape = [case.rows, TOKENS];
-    let ids = Tensor::from_slice(device, &shape, &ids)?.as_replicated()?;
-    let labels = Tensor::from_slice(device, &shape, &labels)?.as_replicated()?;
+    let ids = own_rows(case, &Tensor::from_slice(device, &shape, &ids)?)?;
+    Ok(TokenBatch::new(&ids, &own_rows(case, &Tensor::from_slice(device, &shape, &labels)?)?))
+}
+
+/// The rows of a rank.
+fn own_rows(case: &Case, of_all: &Tensor) -> Result<Tensor> {
     let rows = [("dp", Placement::shard(0))];
     let rows = &rows[..usize::from(case.mesh.iter().any(|(axis, _)| *axis == "dp"))];
-    Ok(TokenBatch::new(&redistribute(&ids, rows)?, &redistribute(&labels, rows)?))
+    redistribute(&of_all.as_replicated()?, rows)
+}
+
+/// The experts of all tokens in each sparse layer.
+pub(crate) type Choices = Vec<Vec<i32>>;
+
+/// Those that one rank chooses in f32.
+pub(crate) fn choices(case: &Case) -> Result<Choices> {
+    let case = Case { bf16: false, ..*case };
+    let (model, device) = (model(&case)?, Device::cpu());
+    model.materialize(&device, SEED)?;
+    let routings = model.route(&batch(&case, &device)?, case.compute())?;
+    routings.iter().map(|routing| routing.experts_nk.to_vec()).collect()
+}
+
+/// [`batch`] with these experts: rounding does not change what tokens choose.
+pub(crate) fn replaying(case: &Case, choices: &Choices, device: &Device) -> Result<TokenBatch> {
+    let shape = [case.rows, TOKENS, case.config().num_experts_per_tok];
+    let of_layer =
+        |experts: &Vec<i32>| own_rows(case, &Tensor::from_slice(device, &shape, experts)?);
+    let experts = choices.iter().map(of_layer).collect::<Result<_>>()?;
+    Ok(TokenBatch { experts: Some(experts), ..batch(case, device)? })
 }
 
 /// The loss that `loss` computes, and the gradients of its total.
@@ -49,10 +74,12 @@ pub(crate) fn gradients(
     Ok((loss, grads))
 }
 
-fn step(case: &Case, model: &Qwen3, device: &Device) -> Result<Outcome> {
-    let model = model.clone().balanced(BALANCING);
-    let batch = batch(case, device)?;
-    let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, case.compute()))?;
+fn step(case: &Case, model: &Qwen3, choices: &Choices, device: &Device) -> Result<Outcome> {
+    let model = model.clone().balanced(case.balancing());
+    let batch = replaying(case, choices, device)?;
+    let (mut loss, mut grads) = gradients(&model.params(), || model.loss(&batch, case.compute()))?;
+    let counts = |of_layer: &Tensor| of_layer.slice(0, 0..case.config().num_experts);
+    loss.statistics = loss.statistics.iter().map(counts).collect::<Result<_>>()?;
     let counts = loss.statistics.iter().map(full_tensor);
     let one = Tensor::scalar(device, 1.0f32)?.as_replicated()?;
     model.after_step(&counts.collect::<Result<Vec<_>>>()?, &one)?;
@@ -104,7 +131,7 @@ fn on_one_rank(case: &Case) -> Result<Outcome> {
     let device = Device::cpu();
     let model = model(case)?;
     model.materialize(&device, SEED)?;
-    step(case, &model, &device)
+    step(case, &model, &choices(case)?, &device)
 }
 
 /// The outcome of every rank of the case's mesh, with the plan changed by `change`.
@@ -137,10 +164,11 @@ pub(crate) fn on_ranks_through(
     change: impl Fn(ModelPlan) -> ModelPlan + Sync,
 ) -> std::result::Result<Vec<Outcome>, String> {
     let mesh = case.mesh();
+    let choices = choices(case).map_err(|error| error.to_string())?;
     let outcomes = local.launch(|rank| {
         let step = || {
             let model = sharded(case, rank, &change)?;
-            step(case, &model, rank.device())
+            step(case, &model, &choices, rank.device())
         };
         with_redistribution(through(rank), || with_mesh(&mesh, rank.rank(), step))
     });

@@ -4,6 +4,8 @@
 pub(crate) mod cases;
 pub(crate) mod planted;
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use meshgrad_autograd::Module;
@@ -54,11 +56,77 @@ pub(crate) fn batch(
     };
     let labels: Vec<i64> = all.map(label).collect();
     let own = |values: &[i64]| {
-        let values = Tensor::from_slice(device, &[rows, TOKENS], values)?.as_replicated()?;
-        let axes = axes.clone().filter(|_| on_ranks);
-        redistribute(&values, axes.map(|(axis, _)| (axis, Placement::shard(0))).collect::<Vec<_>>())
+        own_rows(case, &Tensor::from_slice(device, &[rows, TOKENS], values)?, on_ranks)
     };
     Ok(TokenBatch::new(&own(&ids)?, &own(&labels)?))
+}
+
+/// The rows of a rank.
+fn own_rows(case: &Case, of_all: &Tensor, on_ranks: bool) -> Result<Tensor> {
+    let axes = case.batch_axes().filter(|_| on_ranks);
+    let placements: Vec<_> = axes.map(|(axis, _)| (axis, Placement::shard(0))).collect();
+    redistribute(&of_all.as_replicated()?, placements)
+}
+
+/// The experts that one rank chose in each sparse layer, for each microbatch, if a case replays them.
+pub(crate) type Choices = BTreeMap<usize, Vec<Vec<i32>>>;
+
+/// [`batch`] with the experts that one rank chose.
+fn replaying(
+    case: &Case,
+    choices: &Choices,
+    device: &Device,
+    number: usize,
+    on_ranks: bool,
+) -> Result<TokenBatch> {
+    let mut batch = batch(case, device, number, on_ranks)?;
+    if let Some(layers) = choices.get(&number) {
+        let k = small::config(case.model).num_experts_per_tok;
+        let of_layer = |experts: &Vec<i32>| {
+            let shape = [experts.len() / (TOKENS * k), TOKENS, k];
+            own_rows(case, &Tensor::from_slice(device, &shape, experts)?, on_ranks)
+        };
+        batch.experts = Some(layers.iter().map(of_layer).collect::<Result<_>>()?);
+    }
+    Ok(batch)
+}
+
+/// Adds what the model chooses for microbatches to `choices`.
+fn record(case: &Case, model: &Qwen3, numbers: Range<usize>, choices: &mut Choices) -> Result<()> {
+    for number in numbers.filter(|_| case.replays()) {
+        let batch = batch(case, &Device::cpu(), number, false)?;
+        let routings = model.route(&batch, small::compute(false, false))?;
+        let chosen = routings.iter().map(|routing| routing.experts_nk.to_vec());
+        choices.insert(number, chosen.collect::<Result<_>>()?);
+    }
+    Ok(())
+}
+
+/// Which microbatches a rank trains with.
+enum Source<'a> {
+    /// All rows. Adds what is chosen.
+    OneRank(&'a mut Choices),
+    /// Its own rows, with what was chosen.
+    Ranks(&'a Choices),
+}
+
+impl Source<'_> {
+    fn batches(
+        &mut self,
+        case: &Case,
+        device: &Device,
+        model: &Qwen3,
+        numbers: Range<usize>,
+    ) -> Result<Vec<TokenBatch>> {
+        let (choices, on_ranks) = match self {
+            Source::OneRank(choices) => {
+                record(case, model, numbers.clone(), choices)?;
+                (&**choices, false)
+            }
+            Source::Ranks(choices) => (*choices, true),
+        };
+        numbers.map(|number| replaying(case, choices, device, number, on_ranks)).collect()
+    }
 }
 
 /// Trains, with the microbatches of a step in the order `order`.
@@ -67,7 +135,7 @@ fn train(
     mut trainer: Trainer<Qwen3>,
     device: &Device,
     order: &[usize],
-    on_ranks: bool,
+    mut source: Source<'_>,
 ) -> Result<(Vec<Share>, Log)> {
     let kept: Arc<Mutex<(Vec<Share>, Log)>> = Arc::default();
     let keep = kept.clone();
@@ -92,7 +160,8 @@ fn train(
         |name: String, value: f64| scalar(name, &Tensor::scalar(&Device::cpu(), value as f32)?);
     for step in 1..=STEPS {
         let first = step as usize * MICROBATCHES;
-        let batches = order.iter().map(|at| batch(case, device, first + at, on_ranks));
+        let batches = source.batches(case, device, &trainer.model, first..first + MICROBATCHES)?;
+        let batches = order.iter().map(|at| Ok(batches[*at].clone()));
         let done = trainer.step(step, batches)?.wait(&trainer.model)?;
         shares.push(number(format!("loss {step}"), done.loss)?);
         shares.push(number(format!("norm {step}"), done.grad_norm)?);
@@ -104,7 +173,7 @@ fn train(
             trainer.wake(&Kept::ALL)?;
         }
     }
-    let batches = (0..3).map(|at| batch(case, device, at, on_ranks));
+    let batches = source.batches(case, device, &trainer.model, 0..3)?.into_iter().map(Ok);
     shares.push(number("validation".to_owned(), trainer.validate(STEPS, batches)?)?);
     for param in trainer.model.params() {
         shares.push(share(param.name().to_owned(), &param, &param.kept_value()?)?);
@@ -120,14 +189,16 @@ fn train(
     Ok((shares, std::mem::take(log)))
 }
 
-pub(crate) fn on_one_rank(case: &Case) -> Outcome {
+pub(crate) fn on_one_rank(case: &Case) -> (Outcome, Choices) {
+    let mut choices = Choices::new();
     let device = Device::cpu();
     let model = case.model().unwrap();
     model.materialize(&device, 5).unwrap();
     let trainer = Trainer::new(model, &case.config(), &device).unwrap();
     let order = case.order().unwrap_or_else(|| (0..MICROBATCHES).collect());
-    let (shares, _) = train(case, trainer, &device, &order, false).unwrap();
-    assembled(&[shares]).unwrap()
+    let source = Source::OneRank(&mut choices);
+    let (shares, _) = train(case, trainer, &device, &order, source).unwrap();
+    (assembled(&[shares]).unwrap(), choices)
 }
 
 /// The trainer of a rank's stages.
@@ -172,13 +243,19 @@ pub(crate) fn own_stages(
     Ok((model, pipeline))
 }
 
-pub(crate) fn on_ranks(case: &Case, fault: Planted) -> std::result::Result<Outcome, String> {
-    on(case, fault, Local::new(case.mesh().len()).threads(1)).map(|(outcome, _)| outcome)
+pub(crate) fn on_ranks(
+    case: &Case,
+    choices: &Choices,
+    fault: Planted,
+) -> std::result::Result<Outcome, String> {
+    let local = Local::new(case.mesh().len()).threads(1);
+    on(case, choices, fault, local).map(|(outcome, _)| outcome)
 }
 
 /// What the ranks have together, and what each ran.
 pub(crate) fn on(
     case: &Case,
+    choices: &Choices,
     fault: Planted,
     local: Local,
 ) -> std::result::Result<(Outcome, Vec<Log>), String> {
@@ -193,7 +270,7 @@ pub(crate) fn on(
             let is_last = cut.own_stages().iter().any(|stage| stage.is_last);
             let swaps = usize::from(is_last && fault == Planted::OtherMicrobatch);
             let order: Vec<usize> = (0..MICROBATCHES).map(|at| at ^ swaps).collect();
-            train(case, trainer, rank.device(), &order, true)
+            train(case, trainer, rank.device(), &order, Source::Ranks(choices))
         })
     });
     let (shares, logs): (Vec<_>, Vec<_>) =
@@ -217,9 +294,10 @@ fn differences(case: &Case, one: &Outcome, ranks: &Outcome) -> Vec<String> {
 #[test]
 fn any_division_trains_as_the_whole_model() {
     for case in CASES.into_iter().chain(drawn(24)) {
-        let ranks = on_ranks(&case, Planted::Nothing)
+        let (one, choices) = on_one_rank(&case);
+        let ranks = on_ranks(&case, &choices, Planted::Nothing)
             .unwrap_or_else(|error| panic!("{}: {error}", case.title()));
-        assert_eq!(differences(&case, &on_one_rank(&case), &ranks), [""; 0], "{}", case.title());
+        assert_eq!(differences(&case, &one, &ranks), [""; 0], "{}", case.title());
     }
 }
 
@@ -227,7 +305,7 @@ fn any_division_trains_as_the_whole_model() {
 #[test]
 fn planted_faults_are_found() {
     for case in &CASES {
-        let one = on_one_rank(case);
+        let (one, choices) = on_one_rank(case);
         for fault in Planted::FAULTS {
             // In a V, one rank has both ends, so it has the labels of its inputs in any order.
             let applies = match fault {
@@ -238,7 +316,7 @@ fn planted_faults_are_found() {
             if !applies {
                 continue;
             }
-            let found = on_ranks(case, fault);
+            let found = on_ranks(case, &choices, fault);
             let found =
                 found.is_err() || found.is_ok_and(|it| !differences(case, &one, &it).is_empty());
             assert!(found, "{}: {fault:?}", case.title());
