@@ -4,6 +4,7 @@ mod balancing;
 mod bigram;
 mod collectives;
 mod damage;
+mod dispatch_overlap;
 mod exact;
 mod gpu;
 mod homes;

@@ -4,7 +4,7 @@ mod cases;
 mod classes;
 mod frozen;
 mod overlap;
-mod paced;
+pub(crate) mod paced;
 mod resources;
 mod rounding;
 mod second_mesh;

@@ -74,7 +74,7 @@ impl Case {
         }
     }
 
-    const fn apart(self, apart: Axes) -> Case {
+    pub(crate) const fn apart(self, apart: Axes) -> Case {
         Case { apart, ..self }
     }
 

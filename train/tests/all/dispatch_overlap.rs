@@ -1,0 +1,186 @@
+//! Computation hides the dispatch of tokens to experts, in simulated time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use meshgrad_autograd::{Grads, Module, Tape, Var};
+use meshgrad_collectives::{GroupConnector, Operands, Request, redistribute};
+use meshgrad_comm::conformance::RewiredRank;
+use meshgrad_comm::{Clock, Communicator, Local, LocalRank, Rank, Redistributor};
+use meshgrad_mesh::{Channel, Group, Hosts, Link, LinkCosts, Mesh, Placement};
+use meshgrad_models::ModelPlan;
+use meshgrad_models::moe::{Dispatch, Moe};
+use meshgrad_pipeline::Named;
+use meshgrad_runtime::{DType, Device, Key, Pending, Result, Tensor, ops};
+use meshgrad_train::pipeline::Cut;
+
+use crate::homes::paced::{Pace, PacedConnector};
+use crate::matrix::cases::{Case, MICROBATCHES};
+use crate::matrix::{batch, divided};
+use crate::small;
+
+const RANKS: usize = 3;
+const PER_FLOP: Duration = Duration::from_nanos(2);
+const LINK: Link = Link { latency_ns: 1_000, ns_per_mib: 40_000_000 };
+const LINKS: LinkCosts = LinkCosts { launch_ns: 1_000, within: LINK, across: LINK };
+
+const BLOCK: &str = r#"
+    model_type = "qwen3_moe"
+    vocab_size = 53
+    hidden_size = 32
+    num_hidden_layers = 1
+    num_attention_heads = 4
+    num_key_value_heads = 4
+    num_experts = 6
+    num_experts_per_tok = 2
+    moe_intermediate_size = 8
+"#;
+
+fn local(ranks: usize) -> Local {
+    Local::new(ranks).threads(1).links(LINKS, Hosts::Uniform(ranks)).simulated(1)
+}
+
+/// What a forward and a backward pass take longer than their computation, and that computation.
+fn pass(rank: &LocalRank, dispatch: Dispatch, shared: bool) -> Result<[Duration; 2]> {
+    let pace = Pace::new(rank, PER_FLOP);
+    let connector = PacedConnector { inner: rank.connector(), pace: pace.clone() };
+    let paced = RewiredRank::new(rank, Arc::new(connector));
+    let (mesh, experts) = (Mesh::new(&[RANKS], &["dp"])?, Mesh::new(&[RANKS], &["ep"])?);
+    Redistributor::new(&paced).run_on(&mesh, || {
+        let mut moe = Moe::new(&"mlp".into(), &small::config(BLOCK));
+        if shared {
+            moe = moe.shared_experts(2);
+        }
+        moe.dispatch_by(dispatch);
+        ModelPlan::new(&mesh)
+            .place_on(&experts, "*.experts.*_proj", [("ep", Placement::shard(0))])
+            .apply(&moe, rank.rank())?;
+        moe.materialize(rank.device(), 1)?;
+        let x = ops::normal(rank.device(), &[24 * RANKS, 32], DType::F32, Key::new(3), 0.0, 1.0)?;
+        let x = Var::input(redistribute(&x, [("dp", Placement::shard(0))])?);
+        let mut grads = Grads::new(&moe.params())?;
+
+        pace.catch_up();
+        let (start, before) = (rank.clock().now(), rank.device().work().flops);
+        let (y, tape) = Tape::record(|| moe.forward(&x).map(|(y, _)| y))?;
+        tape.backward_with(&[(&y, y.value().clone())], &[&x], &mut grads)?;
+        pace.catch_up();
+        let computed = pace.time(rank.device().work().flops - before);
+        Ok([rank.clock().now() - start - computed, computed])
+    })
+}
+
+/// The computation of shared experts is beside the dispatch, forward and backward.
+#[test]
+fn shared_experts_hide_the_dispatch() {
+    for dispatch in [Dispatch::AllToAll, Dispatch::AllGather] {
+        let [alone, beside] = [false, true].map(|shared| {
+            let times = local(RANKS).launch(|rank| pass(rank, dispatch, shared)).unwrap();
+            times.into_iter().max().unwrap()
+        });
+        let (hidden, shared) = (alone[0] - beside[0], beside[1] - alone[1]);
+        println!("{dispatch:?}: {shared:?} of shared experts hide {hidden:?} of {:?}", alone[0]);
+        assert!(hidden * 10 >= shared * 8, "{dispatch:?}: {hidden:?} of {shared:?}");
+    }
+}
+
+/// Adds up the time that ranks wait in collectives of passes.
+struct Exposed {
+    inner: Arc<dyn GroupConnector>,
+    clock: Clock,
+    nanos: Arc<AtomicU64>,
+}
+
+impl GroupConnector for Exposed {
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        let inner = self.inner.connect(name, group)?;
+        Ok(match name == "redistribute" && group.channel() == Channel::Main {
+            true => {
+                Arc::new(Waiting { inner, clock: self.clock.clone(), nanos: self.nanos.clone() })
+            }
+            false => inner,
+        })
+    }
+}
+
+struct Waiting {
+    inner: Arc<dyn Communicator>,
+    clock: Clock,
+    nanos: Arc<AtomicU64>,
+}
+
+impl Communicator for Waiting {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn index(&self) -> usize {
+        self.inner.index()
+    }
+
+    fn device(&self) -> &Device {
+        self.inner.device()
+    }
+
+    fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
+        let pending = self.inner.start(request, operands)?;
+        let (clock, nanos) = (self.clock.clone(), self.nanos.clone());
+        Ok(Pending::by_host(move || {
+            let before = clock.now();
+            let result = pending.wait();
+            nanos.fetch_add((clock.now() - before).as_nanos() as u64, Ordering::Relaxed);
+            result
+        }))
+    }
+}
+
+/// Four sparse layers.
+const LAYERS: &str = r#"
+    model_type = "qwen3_moe"
+    vocab_size = 53
+    hidden_size = 32
+    num_hidden_layers = 4
+    num_attention_heads = 4
+    num_key_value_heads = 4
+    num_experts = 4
+    num_experts_per_tok = 2
+    moe_intermediate_size = 32
+"#;
+
+/// The time that a rank waits in a step for collectives of its passes.
+fn waits(schedule: Named) -> Duration {
+    let sizes: &[usize] = &[1, 1, 1, 1];
+    let case = Case::new(LAYERS, &[("pp", 2), ("dp", 2)], schedule, sizes).apart(&[("ep", 2)]);
+    let all = case.mesh();
+    let waits = local(all.len()).launch(|rank| {
+        let nanos: Arc<AtomicU64> = Arc::default();
+        let pace = Pace::new(rank, PER_FLOP);
+        let (clock, inner) = (rank.clock().clone(), rank.connector());
+        let exposed = Arc::new(Exposed { inner, clock, nanos: nanos.clone() });
+        let paced = RewiredRank::new(rank, Arc::new(PacedConnector { inner: exposed, pace }));
+        let cut = Cut::new(&all, "pp", rank.rank(), schedule, sizes)?;
+        Redistributor::new(&paced).run_on(&cut.stage_mesh()?, || {
+            let mut trainer = divided(&case, &paced, &cut)?;
+            let batches = (0..MICROBATCHES).map(|at| batch(&case, rank.device(), at, true));
+            let batches: Vec<_> = batches.collect::<meshgrad_train::Result<_>>()?;
+            nanos.store(0, Ordering::Relaxed);
+            trainer.step(1, batches.into_iter().map(Ok))?.wait(&trainer.model)?;
+            Ok::<_, meshgrad_train::Error>(Duration::from_nanos(nanos.load(Ordering::Relaxed)))
+        })
+    });
+    waits.unwrap().into_iter().max().unwrap()
+}
+
+/// In the pairs of DualPipeV, the dispatch of a pass is beside the computation of another. ZBV has the same
+/// stages on the same ranks, and no pairs.
+#[test]
+fn pairs_hide_the_dispatch() {
+    let [pairs, none] = [Named::DualPipeV, Named::Zbv].map(waits);
+    println!("waits of {pairs:?} in pairs, {none:?} without");
+    assert!(pairs * 2 <= none, "{pairs:?} and {none:?}");
+}
