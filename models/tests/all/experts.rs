@@ -1,11 +1,13 @@
 //! Experts on other ranks: what the dispatchers bring where, compared with one rank that has all experts
 //! and all tokens.
 
+mod fixture;
 mod routers;
+mod torch;
 
 use meshgrad_autograd::{Grads, Module, Result, Tape, Var, ops as tracked};
 use meshgrad_collectives::{Collectives, redistribute};
-use meshgrad_comm::{Local, Rank, Redistributor};
+use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::ModelPlan;
 use meshgrad_models::moe::{Dispatch, Dispatcher, ExpertPeers, ExpertRows, Moe, RoutedTokens};
@@ -85,7 +87,21 @@ fn on_one_rank(count: usize, routing: Routing, moe: &Moe) -> Parts {
 
 /// The parts of ranks that have `sizes` tokens, along axes of which the last shards the experts.
 fn on_ranks(sizes: &[usize], routing: Routing, moe: &(dyn Fn() -> Moe + Sync)) -> Vec<Parts> {
-    let (ranks, count) = (sizes.len(), sizes.iter().sum());
+    let count = sizes.iter().sum();
+    let fill = |moe: &Moe, rank: &LocalRank| {
+        moe.materialize(rank.device(), 1)?;
+        tokens(rank.device(), count, routing)
+    };
+    on_ranks_with(sizes, moe, &fill)
+}
+
+/// As [`on_ranks`], where `fill` sets a rank's parameters and returns the tokens of all ranks.
+fn on_ranks_with(
+    sizes: &[usize],
+    moe: &(dyn Fn() -> Moe + Sync),
+    fill: &(dyn Fn(&Moe, &LocalRank) -> Result<Tensor> + Sync),
+) -> Vec<Parts> {
+    let ranks = sizes.len();
     let mesh = Mesh::new(&[ranks], &["dp"]).unwrap();
     let own = Mesh::new(&[ranks], &["ep"]).unwrap();
     let parts = Local::new(ranks).launch(|rank| {
@@ -94,8 +110,7 @@ fn on_ranks(sizes: &[usize], routing: Routing, moe: &(dyn Fn() -> Moe + Sync)) -
             ModelPlan::new(&mesh)
                 .place_on(&own, "*.experts.*_proj", [("ep", Placement::shard(0))])
                 .apply(&moe, rank.rank())?;
-            moe.materialize(rank.device(), 1)?;
-            let all = tokens(rank.device(), count, routing)?;
+            let all = fill(&moe, rank)?;
             let rows = [("dp", Placement::ragged(0, sizes))];
             pass(&moe, redistribute(&all, rows)?)
         })
