@@ -30,8 +30,8 @@ use meshgrad_runtime::Tensor;
 
 use crate::config::Qwen3Config;
 use crate::mlp::Mlp;
-use all_gather::AllGather;
-use all_to_all::AllToAll;
+pub use all_gather::AllGather;
+pub use all_to_all::AllToAll;
 use dispatch::{AnyDispatcher, in_place};
 pub use dispatch::{Dispatch, Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
 pub use router::Router;
@@ -278,7 +278,7 @@ impl Moe {
         ];
         let shape = x_nd.global_shape();
         let y_nd = LocalResult::new(mesh, &rows.0, &shape);
-        let needs = if peers.counts_needs { slots::COUNTED } else { 0 };
+        let needs = if self.counts_needs(peers.ep_size()) { slots::COUNTED } else { 0 };
         let statistics = [self.router.experts() + needs];
         let counts = LocalResult::new(mesh, rows.partial(), &statistics);
         let body = |operands| self.on_rank(operands, Some(&peers));
@@ -306,12 +306,11 @@ impl Moe {
         let of_rank = |rank: &usize| tokens.local_shape(*rank).map_or(0, |shape| shape[0]);
         let (tokens, held) = (members.map(of_rank).collect::<Vec<usize>>(), all / ranks);
         let worst = tokens.iter().copied().max().unwrap_or(0) * self.router.top_k.min(held);
-        let counts_needs = self.counts_needs(ranks);
-        let slots = match precedes_backward() && counts_needs {
+        let slots = match precedes_backward() && self.counts_needs(ranks) {
             true => self.slots.in_training(worst),
             false => worst,
         };
-        Ok(ExpertPeers { group, shards, tokens, held, slots, counts_needs })
+        Ok(ExpertPeers { group, shards, tokens, held, slots })
     }
 
     /// What a built-in dispatch between `ranks` sets of experts is.
@@ -362,7 +361,7 @@ impl Moe {
                 }
             }
         };
-        let statistics = match peers.filter(|peers| peers.counts_needs) {
+        let statistics = match peers.filter(|peers| self.counts_needs(peers.ep_size())) {
             Some(peers) => {
                 let by_rank = ops::reshape(&counts, &[peers.ep_size(), peers.held])?;
                 ops::concat(&[&counts, &self.slots.needs(&by_rank, peers.slots)?], 0)?

@@ -10,7 +10,9 @@ use meshgrad_collectives::{Collectives, redistribute};
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::ModelPlan;
-use meshgrad_models::moe::{Dispatch, Dispatcher, ExpertPeers, ExpertRows, Moe, RoutedTokens};
+use meshgrad_models::moe::{
+    AllGather, AllToAll, Dispatch, Dispatcher, ExpertPeers, ExpertRows, Moe, RoutedTokens,
+};
 use meshgrad_runtime::ops::ExpertOrder;
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
@@ -177,6 +179,26 @@ fn any_number_of_ranks_has_the_results_of_one() {
     {
         check_ranks(sizes, routing, block);
     }
+}
+
+/// They can be used like one of a user, and then have the same bits.
+#[test]
+fn built_in_dispatchers_are_dispatchers() {
+    let with = |change: fn(&mut Moe)| {
+        let moe = || {
+            let mut moe = block();
+            // The sum of two does not depend on their order.
+            moe.router.top_k = 3;
+            change(&mut moe);
+            moe
+        };
+        on_ranks(&[5, 0, 8], Routing::Random, &moe)
+    };
+    let [all_to_all, all_gather] =
+        [with(|moe| moe.dispatch_with(AllToAll)), with(|moe| moe.dispatch_with(AllGather))];
+    assert_eq!(all_to_all, with(|moe| moe.dispatch_by(Dispatch::AllToAll)));
+    assert_eq!(all_gather, with(|moe| moe.dispatch_by(Dispatch::AllGather)));
+    assert_ne!(all_to_all, all_gather);
 }
 
 /// A dispatcher of a user: every rank gets all rows, and sends each result back to where it came from.
