@@ -30,8 +30,8 @@ use meshgrad_runtime::Tensor;
 
 use crate::config::Qwen3Config;
 use crate::mlp::Mlp;
-use all_gather::AllGather;
-use all_to_all::AllToAll;
+pub use all_gather::AllGather;
+pub use all_to_all::AllToAll;
 use dispatch::{AnyDispatcher, SENT, in_place};
 pub use dispatch::{Dispatch, Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
 pub use router::Router;
@@ -350,7 +350,7 @@ impl Moe {
         ];
         let shape = x_nd.global_shape();
         let y_nd = LocalResult::new(mesh, &rows.0, &shape);
-        let needs = if peers.counts_needs { slots::COUNTED } else { 0 };
+        let needs = if self.counts_needs(peers.ep_size()) { slots::COUNTED } else { 0 };
         let statistics = [self.router.experts() + SENT + needs];
         let counts = LocalResult::new(mesh, rows.partial(), &statistics);
         let [y_nd, counts] = match shared {
@@ -391,12 +391,11 @@ impl Moe {
         let of_rank = |rank: &usize| tokens.local_shape(*rank).map_or(0, |shape| shape[0]);
         let (tokens, held) = (members.map(of_rank).collect::<Vec<usize>>(), all / ranks);
         let worst = tokens.iter().copied().max().unwrap_or(0) * self.router.top_k.min(held);
-        let counts_needs = self.counts_needs(ranks);
-        let slots = match precedes_backward() && counts_needs {
+        let slots = match precedes_backward() && self.counts_needs(ranks) {
             true => self.slots.in_training(worst),
             false => worst,
         };
-        Ok(ExpertPeers { group, shards, tokens, held, slots, counts_needs })
+        Ok(ExpertPeers { group, shards, tokens, held, slots })
     }
 
     /// What a built-in dispatch between `ranks` sets of experts is.
@@ -477,7 +476,7 @@ impl Moe {
         let rows_by_rank = ops::reshape(&counts, &[peers.ep_size(), peers.held])?;
         let rows_by_rank = ops::sum(&rows_by_rank, &[1])?;
         let mut statistics = vec![counts, peers.sent(&rows_by_rank, bytes)?];
-        if peers.counts_needs {
+        if self.counts_needs(peers.ep_size()) {
             statistics.push(self.slots.needs(&rows_by_rank, peers.slots)?);
         }
         let statistics = ops::concat(&statistics.iter().collect::<Vec<_>>(), 0)?;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use anyhow::Context;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::peer::{Peer, numbers};
@@ -52,7 +52,7 @@ impl TurnOptions {
 }
 
 /// What a contestant does before the next one runs.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Turn {
     /// Sequences per step.
     pub sequences: usize,

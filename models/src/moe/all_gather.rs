@@ -11,7 +11,8 @@ use super::dispatch::{Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
 ///
 /// Each rank sends its tokens to each other rank, and a partial result for each token of the other: 2 (g
 /// - 1) n d elements in a group of g.
-pub(super) struct AllGather;
+#[derive(Clone, Copy, Debug)]
+pub struct AllGather;
 
 impl AllGather {
     /// The bytes that this rank sends in a forward pass: to each other rank its tokens, with their
@@ -27,7 +28,7 @@ impl AllGather {
 }
 
 /// What [`AllGather`] needs to combine.
-pub(super) struct Gathered {
+pub struct Gathered {
     /// Of the tokens of all ranks.
     weights_nk: Var,
     order: ExpertOrder,

@@ -14,7 +14,8 @@ use super::dispatch::{Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
 /// Legend: p = ranks x slots rows, of which those without a token are zero; s shards of an expert.
 ///
 /// A rank sends 2 (g - 1) slots d elements in a group of g.
-pub(super) struct AllToAll;
+#[derive(Clone, Copy, Debug)]
+pub struct AllToAll;
 
 impl AllToAll {
     /// The bytes that this rank sends in a forward pass: to each other rank its slots, with their
@@ -27,7 +28,7 @@ impl AllToAll {
 }
 
 /// What [`AllToAll`] needs to combine.
-pub(super) struct Exchanged {
+pub struct Exchanged {
     weights_nk: Var,
     /// Of this rank's tokens in the slots.
     there: ExpertOrder,

@@ -40,8 +40,6 @@ pub struct ExpertPeers {
     pub held: usize,
     /// The rows that a rank can send to each set of experts. More are lost, and the step is repeated.
     pub slots: usize,
-    /// Whether the statistics of the dispatch say how many are needed.
-    pub(super) counts_needs: bool,
 }
 
 impl ExpertPeers {

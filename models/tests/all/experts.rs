@@ -1,14 +1,18 @@
 //! Experts on other ranks: what the dispatchers bring where, compared with one rank that has all experts
 //! and all tokens.
 
+mod fixture;
 mod routers;
+mod torch;
 
 use meshgrad_autograd::{Grads, Module, Result, Tape, Var, ops as tracked};
 use meshgrad_collectives::{Collectives, redistribute};
-use meshgrad_comm::{Local, Rank, Redistributor};
+use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::ModelPlan;
-use meshgrad_models::moe::{Dispatch, Dispatcher, ExpertPeers, ExpertRows, Moe, RoutedTokens};
+use meshgrad_models::moe::{
+    AllGather, AllToAll, Dispatch, Dispatcher, ExpertPeers, ExpertRows, Moe, RoutedTokens,
+};
 use meshgrad_runtime::ops::ExpertOrder;
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
@@ -85,7 +89,21 @@ fn on_one_rank(count: usize, routing: Routing, moe: &Moe) -> Parts {
 
 /// The parts of ranks that have `sizes` tokens, along axes of which the last shards the experts.
 fn on_ranks(sizes: &[usize], routing: Routing, moe: &(dyn Fn() -> Moe + Sync)) -> Vec<Parts> {
-    let (ranks, count) = (sizes.len(), sizes.iter().sum());
+    let count = sizes.iter().sum();
+    let fill = |moe: &Moe, rank: &LocalRank| {
+        moe.materialize(rank.device(), 1)?;
+        tokens(rank.device(), count, routing)
+    };
+    on_ranks_with(sizes, moe, &fill)
+}
+
+/// As [`on_ranks`], where `fill` sets a rank's parameters and returns the tokens of all ranks.
+fn on_ranks_with(
+    sizes: &[usize],
+    moe: &(dyn Fn() -> Moe + Sync),
+    fill: &(dyn Fn(&Moe, &LocalRank) -> Result<Tensor> + Sync),
+) -> Vec<Parts> {
+    let ranks = sizes.len();
     let mesh = Mesh::new(&[ranks], &["dp"]).unwrap();
     let own = Mesh::new(&[ranks], &["ep"]).unwrap();
     let parts = Local::new(ranks).launch(|rank| {
@@ -94,8 +112,7 @@ fn on_ranks(sizes: &[usize], routing: Routing, moe: &(dyn Fn() -> Moe + Sync)) -
             ModelPlan::new(&mesh)
                 .place_on(&own, "*.experts.*_proj", [("ep", Placement::shard(0))])
                 .apply(&moe, rank.rank())?;
-            moe.materialize(rank.device(), 1)?;
-            let all = tokens(rank.device(), count, routing)?;
+            let all = fill(&moe, rank)?;
             let rows = [("dp", Placement::ragged(0, sizes))];
             pass(&moe, redistribute(&all, rows)?)
         })
@@ -162,6 +179,26 @@ fn any_number_of_ranks_has_the_results_of_one() {
     {
         check_ranks(sizes, routing, block);
     }
+}
+
+/// They can be used like one of a user, and then have the same bits.
+#[test]
+fn built_in_dispatchers_are_dispatchers() {
+    let with = |change: fn(&mut Moe)| {
+        let moe = || {
+            let mut moe = block();
+            // The sum of two does not depend on their order.
+            moe.router.top_k = 3;
+            change(&mut moe);
+            moe
+        };
+        on_ranks(&[5, 0, 8], Routing::Random, &moe)
+    };
+    let [all_to_all, all_gather] =
+        [with(|moe| moe.dispatch_with(AllToAll)), with(|moe| moe.dispatch_with(AllGather))];
+    assert_eq!(all_to_all, with(|moe| moe.dispatch_by(Dispatch::AllToAll)));
+    assert_eq!(all_gather, with(|moe| moe.dispatch_by(Dispatch::AllGather)));
+    assert_ne!(all_to_all, all_gather);
 }
 
 /// A dispatcher of a user: every rank gets all rows, and sends each result back to where it came from.

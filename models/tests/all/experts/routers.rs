@@ -1,9 +1,6 @@
 //! The options of the block, in the form of DeepSeek-V3. `scripts/prove/deepseek-moe-golden` describes
 //! and writes the fixtures.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
 use meshgrad_autograd::{Buffer, Grads, Init, Module, Result, Tape, Var, ops as tracked};
 use meshgrad_collectives::redistribute;
 use meshgrad_comm::{Local, Rank, Redistributor};
@@ -12,35 +9,16 @@ use meshgrad_models::ModelPlan;
 use meshgrad_models::moe::{Dispatcher, ExpertPeers, ExpertRows, Moe, RoutedTokens};
 use meshgrad_runtime::ops::ExpertOrder;
 use meshgrad_runtime::{Device, Tensor, ops};
-use serde_json::Value;
 
+use super::fixture::Fixture;
 use super::{Parts, ROUTINGS, Routing, TWELVE, block, check_ranks, pass, tokens};
 use crate::small::{config, distance, norm};
-use crate::stored::{Values, names_of, read};
+use crate::stored::names_of;
 
 /// The largest difference of a result or gradient from torch's, relative to the norm of torch's.
 const TOLERANCE: f64 = 1e-5;
 
-/// A block, and what transformers computes with it.
-struct Fixture {
-    options: Value,
-    tensors: BTreeMap<String, Values<f32>>,
-}
-
 impl Fixture {
-    fn open(name: &str) -> Fixture {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/deepseek-moe");
-        let text = std::fs::read_to_string(folder.join(name).join("config.json")).unwrap();
-        Fixture {
-            options: serde_json::from_str(&text).unwrap(),
-            tensors: read(&folder.join(name).join("tensors.safetensors"), f32::from_le_bytes),
-        }
-    }
-
-    fn size(&self, name: &str) -> usize {
-        self.options[name].as_u64().unwrap() as usize
-    }
-
     fn block(&self) -> Moe {
         let [d, f, e, k, normalize] = [
             "hidden_size",
@@ -71,16 +49,6 @@ impl Fixture {
             .shared_experts(self.size("n_shared_experts"));
         moe.add_router_bias();
         moe
-    }
-
-    fn tensor(&self, device: &Device, names: &[String], shape: &[usize]) -> Tensor {
-        let stored = names.iter().flat_map(|name| &self.tensors[name].1);
-        let values: Vec<f32> = stored.copied().collect();
-        Tensor::from_slice(device, shape, &values).unwrap()
-    }
-
-    fn x(&self, device: &Device) -> Tensor {
-        self.tensor(device, &["x".to_owned()], &self.tensors["x"].0)
     }
 
     /// Gives the block the stored weights and bias.
@@ -117,23 +85,6 @@ impl Fixture {
         });
         parts.unwrap().remove(0)
     }
-
-    /// The parts that differ from those of transformers.
-    fn differing(&self, parts: &Parts) -> Vec<String> {
-        let differs = |(name, actual): &(String, Vec<f32>)| {
-            let stored = match name.as_str() {
-                "y" | "counts" => vec![name.clone()],
-                "dx" => vec!["grad.x".to_owned()],
-                _ => names_of(name).iter().map(|name| format!("grad.{name}")).collect(),
-            };
-            let expected = stored.iter().flat_map(|name| self.tensors[name].1.iter().copied());
-            let expected: Vec<f32> = expected.collect();
-            assert_eq!(actual.len(), expected.len(), "{name}");
-            let is_near = distance(actual, &expected) <= TOLERANCE * norm(&expected);
-            (!is_near).then(|| name.clone())
-        };
-        parts.iter().filter_map(differs).collect()
-    }
 }
 
 /// The CPU, and the emulated GPU if it is built.
@@ -144,12 +95,13 @@ fn devices() -> Vec<Device> {
 
 #[test]
 fn results_and_gradients_match_transformers() {
-    for fixture in ["groups", "plain"].map(Fixture::open) {
+    for fixture in ["deepseek-moe/groups", "deepseek-moe/plain"].map(Fixture::open) {
         for device in devices() {
-            let differing = fixture.differing(&fixture.pass(&fixture.block(), &device));
+            let differing = fixture.differing(&fixture.pass(&fixture.block(), &device), TOLERANCE);
             assert_eq!(differing, [""; 0], "{device}");
         }
-        assert_eq!(fixture.differing(&fixture.pass_dispatched(&fixture.block())), [""; 0]);
+        let dispatched = fixture.pass_dispatched(&fixture.block());
+        assert_eq!(fixture.differing(&dispatched, TOLERANCE), [""; 0]);
     }
 }
 
@@ -176,7 +128,7 @@ impl Dispatcher for BiasedWeights {
 
 #[test]
 fn planted_faults_differ_from_transformers() {
-    let (fixture, device) = (Fixture::open("groups"), Device::cpu());
+    let (fixture, device) = (Fixture::open("deepseek-moe/groups"), Device::cpu());
     let faulty = |change: fn(&mut Moe)| {
         let mut moe = fixture.block();
         change(&mut moe);
@@ -192,7 +144,7 @@ fn planted_faults_differ_from_transformers() {
         ("no shared experts", faulty(|moe| moe.shared = None)),
         ("bias in the weights", fixture.pass_dispatched(&biased_weights)),
     ] {
-        let differing = fixture.differing(&parts);
+        let differing = fixture.differing(&parts, TOLERANCE);
         for name in ["y", "dx", "mlp.gate.weight"] {
             let is_seen = differing.iter().any(|it| it == name);
             assert!(is_seen, "{fault} is not seen in {name}: {differing:?}");
