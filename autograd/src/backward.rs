@@ -25,6 +25,8 @@ pub(crate) struct Backward {
     edges: Vec<Edge>,
     deps: Vec<Dep>,
     slots: Vec<Option<Held>>,
+    /// The slots of gradients whose communication the last part has started.
+    coming: Vec<usize>,
     /// The records that the current phase has not reached.
     left: usize,
     device: Device,
@@ -66,6 +68,7 @@ impl Backward {
             edges: tape.edges,
             deps: tape.deps,
             slots,
+            coming: Vec::new(),
             device: device.clone(),
         })
     }
@@ -82,12 +85,15 @@ impl Backward {
         self.left = self.records.len();
     }
 
-    pub(crate) fn is_finished(&self) -> bool {
-        self.left == 0
+    /// Whether all records have run, and the last part has not just started to communicate for one of
+    /// these values.
+    pub(crate) fn is_finished(&self, values: &[Option<ValueId>]) -> bool {
+        let mut slots = values.iter().flatten().map(|id| id.slot as usize);
+        self.left == 0 && !slots.any(|slot| self.coming.contains(&slot))
     }
 
-    /// Runs the records that are left, from the last to the first. If it `yields`, it stops when one of
-    /// them has started to communicate.
+    /// Runs the records that are left, from the last to the first. If it `yields`, it stops before one
+    /// that needs what this call has started to communicate.
     pub(crate) fn advance(
         &mut self,
         phase: Phase,
@@ -103,17 +109,21 @@ impl Backward {
             yields,
             state: RefCell::new(State {
                 slots: std::mem::take(&mut self.slots),
-                started: false,
+                coming: std::mem::take(&mut self.coming),
                 pending: false,
                 unfinished: false,
                 grads: std::mem::take(grads),
             }),
         };
+        pass.state.borrow_mut().coming.clear();
         // Reused by all records.
         let mut dys = Vec::new();
         let records = self.records[..self.left].iter_mut().rev();
         let mut result = Ok(());
         for record in records {
+            if yields && pass.waits_for(record) {
+                break;
+            }
             self.left -= 1;
             if phase == Phase::Inputs && record.dep != Dep::Input {
                 continue;
@@ -126,13 +136,13 @@ impl Backward {
             if result.is_ok() && outermost && phase != Phase::Inputs {
                 result = pass.uses_done(record);
             }
-            if result.is_err() || yields && pass.state.borrow().started {
+            if result.is_err() {
                 break;
             }
         }
 
         let state = pass.state.into_inner();
-        self.slots = state.slots;
+        (self.slots, self.coming) = (state.slots, state.coming);
         *grads = state.grads;
         result
     }
@@ -156,6 +166,12 @@ impl Backward {
 }
 
 impl Pass<'_> {
+    /// Whether the gradient of an output is one whose communication this pass has started.
+    fn waits_for(&self, record: &Record) -> bool {
+        let outputs = record.first_slot..record.first_slot + record.outputs;
+        self.state.borrow().coming.iter().any(|slot| outputs.contains(slot))
+    }
+
     fn step(&self, record: &mut Record, dys: &mut Vec<Option<Tensor>>) -> Result<()> {
         dys.clear();
         let mut runs = record.effects.communicates;
@@ -231,10 +247,10 @@ impl Tape {
         Ok(gradients)
     }
 
-    /// As [`Tape::backward_with`], while `body` runs. Whenever a redistribution or a collective with
-    /// gradients of `body` has started, the backward pass goes on until it has started one too. So each
-    /// communicates while the other computes. What is left runs after `body`, whose result is returned
-    /// too. The gradients have the same bits.
+    /// As [`Tape::backward_with`], while `body` runs. Before it, and whenever a redistribution or a
+    /// collective with gradients of `body` has started, the backward pass goes on, until it needs the
+    /// result of one that it has started meanwhile. So each communicates while the other computes. What is left runs after
+    /// `body`, whose result is returned too. The gradients have the same bits.
     ///
     /// It also stops inside of a [`local`](crate::local) and of a checkpointed block; a block is recomputed
     /// at once, and so is a product that overlaps with its own communication. All ranks communicate by
@@ -260,7 +276,8 @@ impl Tape {
             // Not in that of the op which communicates.
             scope.clone().run(part)
         };
-        let result = beside::with_work(part, body);
+        // First, so that its communication is beside the computation of `body`.
+        let result = part().and_then(|()| beside::with_work(part, body));
         let (backward, own) = &mut *shared.borrow_mut();
         *grads = std::mem::take(own);
         let result = result?;

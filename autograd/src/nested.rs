@@ -62,7 +62,8 @@ impl Started {
             backward.restart();
         }
         pass.with_grads(|grads| backward.advance(phase, grads, false, pass.yields))?;
-        self.unfinished = (!backward.is_finished()).then_some(phase);
+        let is_finished = !pass.yields || backward.is_finished(&self.inputs);
+        self.unfinished = (!is_finished).then_some(phase);
         Ok(())
     }
 

@@ -54,7 +54,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) deps: &'a [Dep],
     pub(crate) edges: &'a [Edge],
     pub(crate) device: &'a Device,
-    /// Whether it stops where an op has started to communicate.
+    /// Whether it stops before it waits for communication that it has started.
     pub(crate) yields: bool,
     pub(crate) state: RefCell<State>,
 }
@@ -62,8 +62,9 @@ pub(crate) struct Pass<'a> {
 pub(crate) struct State {
     /// The gradient of each value so far.
     pub(crate) slots: Vec<Option<Held>>,
-    /// Whether an op has started to communicate.
-    pub(crate) started: bool,
+    /// The slots of gradients whose communication this pass has started. Ranks may differ in whether one
+    /// is kept as [`Held::Coming`], but not in where a pass stops.
+    pub(crate) coming: Vec<usize>,
     /// Whether the current record has work for [`Phase::Weights`].
     pub(crate) pending: bool,
     /// Whether the current record has stopped in the middle.
@@ -162,13 +163,18 @@ impl Slot<'_> {
             return Ok(());
         }
         let gradient = gradient()?;
-        // Ranks may differ in what was added before, but not in where a pass stops.
-        self.pass.state.borrow_mut().started = true;
+        if let Node::Value(id) = &self.edge.node {
+            self.pass.state.borrow_mut().coming.push(id.slot as usize);
+        }
         match &self.edge.node {
-            Node::Value(id) if self.dep() == Dep::Input && !self.has(*id) => {
+            Node::Value(id) if !self.has(*id) => {
                 let (shape, dtype) = (self.edge.shape.clone(), self.edge.dtype);
+                let kept = match self.dep() {
+                    Dep::Input => dtype,
+                    _ => dtype.accumulator(),
+                };
                 let checked = gradient.and_then(move |gradient| match shape.fits(&gradient) {
-                    true => Ok(gradient),
+                    true => ops::cast(&gradient, kept),
                     false => Err(gradient_shape(&shape, dtype, &gradient)),
                 });
                 let slots = &mut self.pass.state.borrow_mut().slots;
@@ -297,8 +303,7 @@ impl Pass<'_> {
 
     /// Marks the current record as unfinished: it goes on when the pass does.
     pub(crate) fn stop_in_record(&self) {
-        let state = &mut *self.state.borrow_mut();
-        (state.unfinished, state.started) = (true, true);
+        self.state.borrow_mut().unfinished = true;
     }
 
     /// Marks the current record as having work for [`Phase::Weights`].

@@ -3,6 +3,7 @@
 //! Legend: b batch, t tokens per sequence, d hidden size, v vocabulary.
 
 use meshgrad_autograd::{Module, Param, Result, Seam, Var, ops};
+use meshgrad_collectives::redistribute;
 use meshgrad_runtime::{DType, Tensor};
 
 use crate::layers::RmsNorm;
@@ -91,6 +92,6 @@ pub(crate) fn sharded_like(x: &Tensor, other: &Tensor) -> Result<Tensor> {
     placements.retain(|(_, placement)| placement.dim().is_some_and(|dim| dim < 2));
     match placements.is_empty() {
         true => Ok(x.clone()),
-        false => ops::redistribute(x, placements),
+        false => redistribute(x, placements),
     }
 }

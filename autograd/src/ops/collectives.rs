@@ -29,9 +29,32 @@ pub fn all_gather_rows<V: Operand>(
     rows: &[usize],
     group: &(impl Communicator + Clone + 'static),
 ) -> Result<V> {
-    let y = beside::wait(group.all_gather_rows(part(x, "all_gather_rows")?, rows)?)?;
-    let (group, rows) = (group.clone(), rows.to_vec());
-    tracked_collective(y, x, move |dy| group.reduce_scatter_rows(dy, &rows, Reduction::Sum))
+    let [y] = all_gather_rows_of([x], rows, group)?;
+    Ok(y)
+}
+
+/// [`all_gather_rows`] of several tensors, which are under way together.
+///
+/// # Errors
+/// As [`all_gather_rows`].
+#[track_caller]
+pub fn all_gather_rows_of<V: Operand, const N: usize>(
+    xs: [&V; N],
+    rows: &[usize],
+    group: &(impl Communicator + Clone + 'static),
+) -> Result<[V; N]> {
+    let mut started = Vec::with_capacity(N);
+    for x in xs {
+        started.push(group.all_gather_rows(part(x, "all_gather_rows")?, rows)?);
+    }
+    let all = || started.into_iter().map(Pending::wait).collect::<Result<Vec<Tensor>>>();
+    let mut gathered = Vec::with_capacity(N);
+    for (x, y) in xs.into_iter().zip(beside::wait(Pending::by_host(all))?) {
+        let (group, rows) = (group.clone(), rows.to_vec());
+        let back = move |dy: &Tensor| group.reduce_scatter_rows(dy, &rows, Reduction::Sum);
+        gathered.push(tracked_collective(y, x, back)?);
+    }
+    Ok(gathered.try_into().unwrap_or_else(|_| unreachable!("the number is the same")))
 }
 
 /// Sums the tensors of all members; member i gets `rows[i]` rows, after those of the members before

@@ -35,7 +35,8 @@ use unary::export;
 pub use attention::{attention, attention_with_lse};
 pub use attention_scores::attention_with_scores;
 pub use collectives::{
-    all_gather_rows, all_to_all_rows, all_to_all_slots, reduce_scatter_rows, send_recv,
+    all_gather_rows, all_gather_rows_of, all_to_all_rows, all_to_all_slots, reduce_scatter_rows,
+    send_recv,
 };
 pub use cross_entropy::{cross_entropy, linear_cross_entropy};
 pub use dropout::dropout;

@@ -44,8 +44,8 @@ impl Dispatcher for AllGather {
     ) -> Result<(ExpertRows, Gathered)> {
         let (group, rows) = (&peers.group, &peers.tokens[..]);
         let experts_nk = group.all_gather_rows(&tokens.experts_nk, rows)?;
-        let x_nd = ops::all_gather_rows(&tokens.x_nd, rows, group)?;
-        let weights_nk = ops::all_gather_rows(&tokens.weights_nk, rows, group)?;
+        let [x_nd, weights_nk] =
+            ops::all_gather_rows_of([&tokens.x_nd, &tokens.weights_nk], rows, group)?;
 
         let experts_nk = experts_nk.wait()?;
         let order = expert_order(&experts_nk, peers.experts(), peers.first_expert(), peers.held)?;

@@ -16,9 +16,9 @@ use meshgrad_runtime::{DType, Device, Key, Pending, Result, Tensor, ops};
 use meshgrad_train::pipeline::Cut;
 
 use crate::homes::paced::{Pace, PacedConnector};
-use crate::matrix::cases::{Case, MICROBATCHES};
+use crate::matrix::cases::Case;
 use crate::matrix::{batch, divided};
-use crate::small;
+use crate::small::{self, Axes};
 
 const RANKS: usize = 3;
 const PER_FLOP: Duration = Duration::from_nanos(2);
@@ -58,12 +58,16 @@ fn pass(rank: &LocalRank, dispatch: Dispatch, shared: bool) -> Result<[Duration;
             .apply(&moe, rank.rank())?;
         moe.materialize(rank.device(), 1)?;
         let x = ops::normal(rank.device(), &[24 * RANKS, 32], DType::F32, Key::new(3), 0.0, 1.0)?;
-        let x = Var::input(redistribute(&x, [("dp", Placement::shard(0))])?);
+        let x = redistribute(&x, [("dp", Placement::shard(0))])?;
         let mut grads = Grads::new(&moe.params())?;
 
         pace.catch_up();
         let (start, before) = (rank.clock().now(), rank.device().work().flops);
-        let (y, tape) = Tape::record(|| moe.forward(&x).map(|(y, _)| y))?;
+        let ((x, y), tape) = Tape::record(|| {
+            let x = Var::input(x);
+            let (y, _) = moe.forward(&x)?;
+            Ok((x, y))
+        })?;
         tape.backward_with(&[(&y, y.value().clone())], &[&x], &mut grads)?;
         pace.catch_up();
         let computed = pace.time(rank.device().work().flops - before);
@@ -155,7 +159,9 @@ const LAYERS: &str = r#"
 /// The time that a rank waits in a step for collectives of its passes.
 fn waits(schedule: Named) -> Duration {
     let sizes: &[usize] = &[1, 1, 1, 1];
-    let case = Case::new(LAYERS, &[("pp", 2), ("dp", 2)], schedule, sizes).apart(&[("ep", 2)]);
+    // Over two axes, all ranks have equally many rows.
+    const MESH: Axes = &[("pp", 2), ("rep", 2), ("dp", 2)];
+    let case = Case::new(LAYERS, MESH, schedule, sizes).apart(&[("copies", 2), ("ep", 2)]);
     let all = case.mesh();
     let waits = local(all.len()).launch(|rank| {
         let nanos: Arc<AtomicU64> = Arc::default();
@@ -166,7 +172,7 @@ fn waits(schedule: Named) -> Duration {
         let cut = Cut::new(&all, "pp", rank.rank(), schedule, sizes)?;
         Redistributor::new(&paced).run_on(&cut.stage_mesh()?, || {
             let mut trainer = divided(&case, &paced, &cut)?;
-            let batches = (0..MICROBATCHES).map(|at| batch(&case, rank.device(), at, true));
+            let batches = (0..24).map(|at| batch(&case, rank.device(), at, true));
             let batches: Vec<_> = batches.collect::<meshgrad_train::Result<_>>()?;
             nanos.store(0, Ordering::Relaxed);
             trainer.step(1, batches.into_iter().map(Ok))?.wait(&trainer.model)?;

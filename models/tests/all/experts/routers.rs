@@ -42,11 +42,10 @@ impl Fixture {
             norm_topk_prob = {normalize}
             "#
         ));
-        let mut moe = Moe::new(&"mlp".into(), &config)
-            .sigmoid_scores()
-            .grouped(self.size("n_group"), self.size("topk_group"))
-            .scaled(self.options["routed_scaling_factor"].as_f64().unwrap())
-            .shared_experts(self.size("n_shared_experts"));
+        let mut moe =
+            Moe::new(&"mlp".into(), &config).shared_experts(self.size("n_shared_experts"));
+        let groups = [self.size("n_group"), self.size("topk_group")];
+        in_groups(&mut moe, groups, self.options["routed_scaling_factor"].as_f64().unwrap());
         moe.add_router_bias();
         moe
     }
@@ -181,8 +180,8 @@ fn ties_go_to_the_lowest_index_of_the_best_groups() {
     for device in devices() {
         for options in [[1, 1, 5], [2, 1, 6], [3, 2, 4], [4, 2, 3], [6, 3, 4], [6, 6, 12]] {
             let [groups, top_groups, k] = options;
-            let mut moe = Moe::new(&"mlp".into(), &config(TWELVE)).sigmoid_scores();
-            moe = moe.grouped(groups, top_groups);
+            let mut moe = block();
+            in_groups(&mut moe, [groups, top_groups], 1.0);
             moe.router.top_k = k;
             moe.add_router_bias();
             moe.materialize(&device, 1).unwrap();
@@ -215,7 +214,8 @@ fn groups_that_do_not_fit_are_an_error() {
         (4, 5, "2 experts cannot be chosen in 5 of 4 groups of 3 experts"),
         (3, 0, "2 experts cannot be chosen in 0 of 3 groups of 4 experts"),
     ] {
-        let moe = Moe::new(&"mlp".into(), &config(TWELVE)).grouped(groups, top_groups);
+        let mut moe = block();
+        in_groups(&mut moe, [groups, top_groups], 1.0);
         moe.materialize(&device, 1).unwrap();
         let error = moe.forward(&x).map(drop).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -226,7 +226,8 @@ fn groups_that_do_not_fit_are_an_error() {
 #[test]
 fn probabilities_are_the_normalized_scores() {
     let device = Device::cpu();
-    let moe = Moe::new(&"mlp".into(), &config(TWELVE)).sigmoid_scores();
+    let mut moe = block();
+    moe.router.sigmoid = true;
     moe.materialize(&device, 1).unwrap();
     let x = tokens(&device, 9, Routing::Random).unwrap();
     let (_, routing) = moe.forward(&Var::constant(x)).unwrap();
@@ -240,13 +241,17 @@ fn probabilities_are_the_normalized_scores() {
     }
 }
 
+/// Sigmoid scores, of experts in `groups`.
+fn in_groups(moe: &mut Moe, [groups, top_groups]: [usize; 2], scale: f64) {
+    let router = &mut moe.router;
+    (router.sigmoid, router.groups, router.top_groups) = (true, groups, top_groups);
+    router.scale = scale;
+}
+
 /// DeepSeek-V3's form, with a random bias.
 fn deepseek_block() -> Moe {
-    let mut moe = Moe::new(&"mlp".into(), &config(TWELVE))
-        .sigmoid_scores()
-        .grouped(4, 2)
-        .scaled(2.5)
-        .shared_experts(2);
+    let mut moe = block().shared_experts(2);
+    in_groups(&mut moe, [4, 2], 2.5);
     let name = "mlp.gate.e_score_correction_bias";
     moe.router.bias = Some(Buffer::new(name, [12], Init::Normal { std: 0.2 }));
     moe

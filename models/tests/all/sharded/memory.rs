@@ -1,13 +1,13 @@
 //! No rank allocates a whole logits, matrix or inner activation.
 
-use meshgrad_autograd::{Module, Result};
+use meshgrad_autograd::{Grads, Module, Result, Tape, Var};
 use meshgrad_collectives::redistribute;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::moe::Dispatch;
-use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch};
-use meshgrad_runtime::{DType, Device, Tensor};
+use meshgrad_models::moe::{Dispatch, Moe};
+use meshgrad_models::{Compute, Model, ModelParallelism, ModelPlan, Qwen3, TokenBatch};
+use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
 use crate::sharded::run::gradients;
 
@@ -143,4 +143,61 @@ fn overlap_adds_chunks_to_the_peak() {
             "rank {rank}: {overlapped} bytes, {whole} without overlap"
         );
     }
+}
+
+/// The peak of a block of experts over four ranks, in rows of features: what docs/experts.md says.
+#[test]
+fn dispatchers_need_so_many_rows() {
+    const TOKENS: usize = 64;
+    const FEATURES: usize = 128;
+    let text = format!(
+        r#"
+        model_type = "qwen3_moe"
+        vocab_size = 64
+        hidden_size = {FEATURES}
+        num_hidden_layers = 1
+        num_attention_heads = 4
+        num_key_value_heads = 4
+        num_experts = 8
+        num_experts_per_tok = 2
+        moe_intermediate_size = 1
+        "#
+    );
+    let config: Qwen3Config = toml::from_str(&text).unwrap();
+    let (mesh, experts) = (Mesh::new(&[4], &["dp"]).unwrap(), Mesh::new(&[4], &["ep"]).unwrap());
+    // The rows that the peak is above what is there before.
+    let peak = |dispatch: Dispatch, slots: Option<usize>| {
+        let peaks = Local::new(4).threads(1).launch(|rank| {
+            Redistributor::new(rank).run_on(&mesh, || {
+                let mut moe = Moe::new(&"mlp".into(), &config);
+                moe.dispatch_by(dispatch);
+                moe.adapt_slots(slots.is_some());
+                moe.set_slots(slots.unwrap_or_default());
+                ModelPlan::new(&mesh)
+                    .place_on(&experts, "*.experts.*_proj", [("ep", Placement::shard(0))])
+                    .apply(&moe, Rank::rank(rank))?;
+                moe.materialize(rank.device(), 1)?;
+                let key = Key::new(3);
+                let shape = [4 * TOKENS, FEATURES];
+                let x = ops::normal(rank.device(), &shape, DType::F32, key, 0.0, 1.0)?;
+                let x = redistribute(&x, [("dp", Placement::shard(0))])?;
+                let mut grads = Grads::new(&moe.params())?;
+                rank.device().reset_peak();
+                let before = rank.device().memory_stats().live;
+                let ((x, y), tape) = Tape::record(|| {
+                    let x = Var::input(x);
+                    let y = moe.forward(&x)?.0;
+                    Ok((x, y))
+                })?;
+                tape.backward_with(&[(&y, y.value().clone())], &[&x], &mut grads)?;
+                let above = rank.device().memory_stats().peak - before;
+                Ok::<_, meshgrad_comm::Error>(above / (4 * FEATURES))
+            })
+        });
+        peaks.unwrap().into_iter().max().unwrap()
+    };
+    let all_gather = peak(Dispatch::AllGather, None);
+    let [worst, adapted] = [None, Some(64)].map(|slots| peak(Dispatch::AllToAll, slots));
+    println!("rows at the peak: all_gather {all_gather}, all_to_all {worst}, adapted {adapted}");
+    assert!(adapted < all_gather && all_gather < worst);
 }

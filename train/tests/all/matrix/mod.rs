@@ -92,9 +92,15 @@ fn replaying(
 }
 
 /// Adds what the model chooses for microbatches to `choices`.
-fn record(case: &Case, model: &Qwen3, numbers: Range<usize>, choices: &mut Choices) -> Result<()> {
+fn record(
+    case: &Case,
+    device: &Device,
+    model: &Qwen3,
+    numbers: Range<usize>,
+    choices: &mut Choices,
+) -> Result<()> {
     for number in numbers.filter(|_| case.replays()) {
-        let batch = batch(case, &Device::cpu(), number, false)?;
+        let batch = batch(case, device, number, false)?;
         let routings = model.route(&batch, small::compute(false, false))?;
         let chosen = routings.iter().map(|routing| routing.experts_nk.to_vec());
         choices.insert(number, chosen.collect::<Result<_>>()?);
@@ -120,7 +126,7 @@ impl Source<'_> {
     ) -> Result<Vec<TokenBatch>> {
         let (choices, on_ranks) = match self {
             Source::OneRank(choices) => {
-                record(case, model, numbers.clone(), choices)?;
+                record(case, device, model, numbers.clone(), choices)?;
                 (&**choices, false)
             }
             Source::Ranks(choices) => (*choices, true),
