@@ -259,7 +259,10 @@ fn work_runs_beside_the_first_collective() {
         let order: Rc<RefCell<Vec<&str>>> = Rc::default();
         let note = |what| {
             let order = order.clone();
-            move || Ok::<_, meshgrad_comm::Error>(order.borrow_mut().push(what))
+            move || {
+                order.borrow_mut().push(what);
+                Ok::<_, meshgrad_comm::Error>(())
+            }
         };
         beside(note("work"), || {
             let sent = ops::all_to_all_rows(&x, &SENT[own], &received(own), &group)?;

@@ -11,7 +11,7 @@ use meshgrad_runtime::ops::ExpertOrder;
 use meshgrad_runtime::{Device, Tensor, ops};
 
 use super::fixture::Fixture;
-use super::{Parts, ROUTINGS, Routing, TWELVE, block, check_ranks, pass, tokens};
+use super::{Parts, ROUTINGS, Routing, block, check_ranks, pass, tokens};
 use crate::small::{config, distance, norm};
 use crate::stored::names_of;
 
