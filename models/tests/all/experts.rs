@@ -7,7 +7,7 @@ mod torch;
 
 use meshgrad_autograd::{Grads, Module, Result, Tape, Var, ops as tracked};
 use meshgrad_collectives::{Collectives, redistribute};
-use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
+use meshgrad_comm::{Local, LocalRank, Plan, PlanRank, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::ModelPlan;
 use meshgrad_models::moe::{
@@ -118,6 +118,40 @@ fn on_ranks_with(
         })
     });
     parts.unwrap()
+}
+
+/// What does not fit in memory is named, with its layer, ranks and rows.
+#[test]
+fn a_dispatch_without_memory_is_named() {
+    if !Device::emulator_is_built() {
+        println!("skipped: the emulator is not built");
+        return;
+    }
+    let mut properties = Device::emulator(0).unwrap().properties().clone();
+    properties.gpu.as_mut().unwrap().memory = 4 << 20;
+    let small = Device::meta(&properties);
+    let [mesh, own] = ["dp", "ep"].map(|axis| Mesh::new(&[4], &[axis]).unwrap());
+    let failed = |count: usize| {
+        let forward = |rank: &PlanRank| {
+            Redistributor::new(rank).run_on(&mesh, || {
+                let mut moe = block();
+                moe.dispatch_by(Dispatch::AllToAll);
+                ModelPlan::new(&mesh)
+                    .place_on(&own, "*.experts.*_proj", [("ep", Placement::shard(0))])
+                    .apply(&moe, rank.rank())?;
+                moe.materialize(rank.device(), 1)?;
+                let x = tokens(rank.device(), count, Routing::Random)?;
+                let x = redistribute(&x.as_replicated()?, [("dp", Placement::shard(0))])?;
+                moe.forward(&Var::constant(x)).map(drop)
+            })
+        };
+        Plan::new(4).unwrap().like(&small).trace(1, forward).err().map(|error| error.to_string())
+    };
+    assert_eq!(failed(40), None);
+    let error = failed(20_000).unwrap();
+    let expected = "`mlp.experts.gate_up_proj`: a dispatch between 4 ranks, with at most 10000 rows from \
+                    each to another; use smaller microbatches or more ranks, or let the rows adapt";
+    assert!(error.contains(expected), "{error}");
 }
 
 /// Whether each rank has a term of a sum, of its own tokens.

@@ -1,18 +1,17 @@
 //! Computation hides the dispatch of tokens to experts, in simulated time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use meshgrad_autograd::{Grads, Module, Tape, Var};
-use meshgrad_collectives::{GroupConnector, Operands, Request, redistribute};
+use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::RewiredRank;
-use meshgrad_comm::{Clock, Communicator, Local, LocalRank, Rank, Redistributor};
-use meshgrad_mesh::{Channel, Group, Hosts, Link, LinkCosts, Mesh, Placement};
+use meshgrad_comm::{Local, LocalRank, Rank, Redistributor, TracedRank};
+use meshgrad_mesh::{Channel, Hosts, Link, LinkCosts, Mesh, Placement};
 use meshgrad_models::ModelPlan;
 use meshgrad_models::moe::{Dispatch, Moe};
 use meshgrad_pipeline::Named;
-use meshgrad_runtime::{DType, Device, Key, Pending, Result, Tensor, ops};
+use meshgrad_runtime::{DType, Key, Result, ops};
 use meshgrad_train::pipeline::Cut;
 
 use crate::homes::paced::{Pace, PacedConnector};
@@ -89,60 +88,6 @@ fn shared_experts_hide_the_dispatch() {
     }
 }
 
-/// Adds up the time that ranks wait in collectives of passes.
-struct Exposed {
-    inner: Arc<dyn GroupConnector>,
-    clock: Clock,
-    nanos: Arc<AtomicU64>,
-}
-
-impl GroupConnector for Exposed {
-    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        let inner = self.inner.connect(name, group)?;
-        Ok(match name == "redistribute" && group.channel() == Channel::Main {
-            true => {
-                Arc::new(Waiting { inner, clock: self.clock.clone(), nanos: self.nanos.clone() })
-            }
-            false => inner,
-        })
-    }
-}
-
-struct Waiting {
-    inner: Arc<dyn Communicator>,
-    clock: Clock,
-    nanos: Arc<AtomicU64>,
-}
-
-impl Communicator for Waiting {
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn index(&self) -> usize {
-        self.inner.index()
-    }
-
-    fn device(&self) -> &Device {
-        self.inner.device()
-    }
-
-    fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
-        let pending = self.inner.start(request, operands)?;
-        let (clock, nanos) = (self.clock.clone(), self.nanos.clone());
-        Ok(Pending::by_host(move || {
-            let before = clock.now();
-            let result = pending.wait();
-            nanos.fetch_add((clock.now() - before).as_nanos() as u64, Ordering::Relaxed);
-            result
-        }))
-    }
-}
-
 /// Four sparse layers.
 const LAYERS: &str = r#"
     model_type = "qwen3_moe"
@@ -164,19 +109,20 @@ fn waits(schedule: Named) -> Duration {
     let case = Case::new(LAYERS, MESH, schedule, sizes).apart(&[("copies", 2), ("ep", 2)]);
     let all = case.mesh();
     let waits = local(all.len()).launch(|rank| {
-        let nanos: Arc<AtomicU64> = Arc::default();
-        let pace = Pace::new(rank, PER_FLOP);
-        let (clock, inner) = (rank.clock().clone(), rank.connector());
-        let exposed = Arc::new(Exposed { inner, clock, nanos: nanos.clone() });
-        let paced = RewiredRank::new(rank, Arc::new(PacedConnector { inner: exposed, pace }));
+        let traced = TracedRank::new(rank);
+        let (inner, pace) = (traced.connector(), Pace::new(rank, PER_FLOP));
+        let paced = RewiredRank::new(rank, Arc::new(PacedConnector { inner, pace }));
         let cut = Cut::new(&all, "pp", rank.rank(), schedule, sizes)?;
         Redistributor::new(&paced).run_on(&cut.stage_mesh()?, || {
             let mut trainer = divided(&case, &paced, &cut)?;
             let batches = (0..24).map(|at| batch(&case, rank.device(), at, true));
             let batches: Vec<_> = batches.collect::<meshgrad_train::Result<_>>()?;
-            nanos.store(0, Ordering::Relaxed);
+            let recording = traced.record()?;
             trainer.step(1, batches.into_iter().map(Ok))?.wait(&trainer.model)?;
-            Ok::<_, meshgrad_train::Error>(Duration::from_nanos(nanos.load(Ordering::Relaxed)))
+            let collectives = recording.finish().collectives.into_iter();
+            let of_passes = collectives.filter(|span| span.group.channel() == Channel::Main);
+            let waits = of_passes.filter_map(|span| Some(span.wait?.duration()));
+            Ok::<Duration, meshgrad_train::Error>(waits.sum())
         })
     });
     waits.unwrap().into_iter().max().unwrap()
