@@ -155,7 +155,20 @@ pub fn line(record: &Record, progress: &RunProgress) -> String {
     if !record.expert_shares.is_empty() {
         parts.push(format!("experts {}", format::shares(&record.expert_shares)));
     }
+    parts.extend(dispatches(record));
     parts.join("  ")
+}
+
+/// Of experts on several ranks, the rows of the busiest rank over the mean, what all ranks sent, and how
+/// often the step was repeated: `busiest rank 1.45  6,288 rows sent, 50 MB  repeated 1`.
+fn dispatches(record: &Record) -> Vec<String> {
+    let known = |name: &str| record.extra.get(name).and_then(serde_json::Value::as_f64);
+    let load = known("rank_load").map(|load| format!("busiest rank {load:.2}"));
+    let sent = known("sent_rows").zip(known("sent_bytes")).map(|(rows, bytes)| {
+        format!("{} rows sent, {}", format::thousands(rows), format::bytes(bytes as u64))
+    });
+    let repeats = known("repeats").map(|repeats| format!("repeated {repeats}"));
+    [load, sent, repeats].into_iter().flatten().collect()
 }
 
 /// The rate per rank, the bytes that a rank communicates in a step, and the time that it waits for
@@ -289,7 +302,7 @@ mod tests {
 
     #[test]
     fn the_line_is_the_documented_one() {
-        let record = Record {
+        let mut record = Record {
             step: 120,
             loss: 3.4119,
             lr: 9.8e-4,
@@ -309,6 +322,16 @@ mod tests {
         let rest = "  val 3.500  lr 9.8e-4  |g| 0.82  mem 412 MB  mfu 41.2%  experts [40 60]%";
         assert_eq!(line(&record, &progress), format!("{short}{rest}"));
         assert_eq!(short_line(&record, &progress), short);
+
+        let of_dispatches = [
+            ("rank_load", 1.4541),
+            ("sent_rows", 6288.0),
+            ("sent_bytes", 50_429_952.0),
+            ("repeats", 1.0),
+        ];
+        record.extra.extend(of_dispatches.map(|(name, value)| (name.to_owned(), value.into())));
+        let last = "  busiest rank 1.45  6,288 rows sent, 50.4 MB  repeated 1";
+        assert_eq!(line(&record, &progress), format!("{short}{rest}{last}"));
     }
 
     #[test]
