@@ -249,8 +249,8 @@ impl Tape {
 
     /// As [`Tape::backward_with`], while `body` runs. Before it, and whenever a redistribution or a
     /// collective with gradients of `body` has started, the backward pass goes on, until it needs the
-    /// result of one that it has started meanwhile. So each communicates while the other computes. What is left runs after
-    /// `body`, whose result is returned too. The gradients have the same bits.
+    /// result of one that it has started meanwhile. So each communicates while the other computes. What
+    /// is left runs after `body`, whose result is returned too. The gradients have the same bits.
     ///
     /// It also stops inside of a [`local`](crate::local) and of a checkpointed block; a block is recomputed
     /// at once, and so is a product that overlaps with its own communication. All ranks communicate by

@@ -20,7 +20,9 @@ thread_local! {
 /// waits; after `body` if none does. So the communication is under way while `work` computes. In
 /// backward it is under way, too, while the gradients of `work` are computed.
 ///
-/// For computations that do not depend on each other, in the same [`local`](crate::local).
+/// For computations that do not depend on each other, in the same [`local`](crate::local): `work` is recorded
+/// where `body` waits, so `body` must not begin to communicate inside of a
+/// [`checkpoint`](crate::checkpoint()) of its own.
 ///
 /// # Errors
 /// Those of `body` and `work`.

@@ -192,8 +192,8 @@ impl Qwen3 {
         Ok((stream, routings.into_iter().map(|routing| routing.statistics).collect()))
     }
 
-    /// How each sparse layer routes the tokens of a batch, by a pass of its own: what it chooses can be
-    /// replayed by [`TokenBatch::experts`].
+    /// How each sparse layer routes the tokens of a batch, by a pass of its own. Its experts, reshaped from
+    /// [b t, k] to [b, t, k], can be replayed by [`TokenBatch::experts`].
     ///
     /// # Errors
     /// As [`Model::loss`]; without the first stage.
@@ -248,7 +248,8 @@ impl Qwen3 {
         all.get(sparse).ok_or_else(|| {
             error!(
                 Invalid,
-                "a batch has experts of {} sparse layers, not of layer {number}",
+                "a batch has experts of {} sparse layers, not of layer {number}; pass those of all \
+                 sparse layers of the model",
                 all.len()
             )
         })

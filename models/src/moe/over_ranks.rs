@@ -44,12 +44,15 @@ impl Moe {
     /// The tokens `x` and the weights of the shared experts, if a rank can apply them to its own tokens
     /// while others are on their way: it has each token alone, and all of these weights.
     pub(super) fn shared_beside(&self, x: &Var) -> Result<Option<[Var; 3]>> {
-        let experts = self.gate_up_proj.sharded_shape();
-        // Of its own, so that its gradient is added to that of `x` as on one rank.
-        let x_nd = ops::merge_leading(x)?;
-        let (Some(shared), Some(tokens)) = (&self.shared, x_nd.value().sharding()) else {
+        let Some(shared) = &self.shared else {
             return Ok(None);
         };
+        // Of its own, so that its gradient is added to that of `x` as on one rank.
+        let x_nd = ops::merge_leading(x)?;
+        let Some(tokens) = x_nd.value().sharding() else {
+            return Ok(None);
+        };
+        let experts = self.gate_up_proj.sharded_shape();
         let sizes = tokens.axes_of_dim(0).into_iter().map(|axis| tokens.mesh().size(axis));
         let is_alone = sizes.product::<meshgrad_mesh::Result<usize>>()? == tokens.mesh().len();
         if !is_alone || experts.sharding().is_none_or(|it| it.mesh() == tokens.mesh()) {
