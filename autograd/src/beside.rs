@@ -7,22 +7,27 @@ use meshgrad_runtime::Pending;
 
 use crate::Result;
 use crate::saved::without_packing;
-use crate::tape::unrecorded;
+use crate::tape::{current_id, unrecorded};
 
 type Work = Box<dyn FnMut() -> Result<()>>;
 
+/// What runs at the first wait on the tape that was current when it was given, by its id.
+struct Once {
+    tape: Option<u64>,
+    work: Box<dyn FnOnce()>,
+}
+
 thread_local! {
     static WORK: RefCell<Option<Work>> = const { RefCell::new(None) };
-    static ONCE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    static ONCE: RefCell<Option<Once>> = const { RefCell::new(None) };
 }
 
 /// Calls `body`, and `work` once: when an op of `body` that communicates has started to, and before it
 /// waits; after `body` if none does. So the communication is under way while `work` computes. In
 /// backward it is under way, too, while the gradients of `work` are computed.
 ///
-/// For computations that do not depend on each other, in the same [`local`](crate::local): `work` is recorded
-/// where `body` waits, so `body` must not begin to communicate inside of a
-/// [`checkpoint`](crate::checkpoint()) of its own.
+/// For computations that do not depend on each other, in the same [`local`](crate::local). A
+/// [`checkpoint`](crate::checkpoint()) inside of `body` waits without `work`, which is no part of it.
 ///
 /// # Errors
 /// Those of `body` and `work`.
@@ -31,7 +36,7 @@ pub fn beside<T, U: 'static>(
     body: impl FnOnce() -> Result<T>,
 ) -> Result<(U, T)> {
     /// Restores what was there, even if `body` panics.
-    struct Restore(Option<Box<dyn FnOnce()>>);
+    struct Restore(Option<Once>);
 
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -41,12 +46,10 @@ pub fn beside<T, U: 'static>(
 
     let done = Rc::new(RefCell::new(None));
     let kept = done.clone();
-    let once = move || *kept.borrow_mut() = Some(work());
-    let _restore = Restore(ONCE.replace(Some(Box::new(once))));
+    let work = Box::new(move || *kept.borrow_mut() = Some(work()));
+    let _restore = Restore(ONCE.replace(Some(Once { tape: current_id(), work })));
     let of_body = body()?;
-    if let Some(once) = ONCE.take() {
-        once();
-    }
+    run_once();
     let of_work = done.take().unwrap_or_else(|| unreachable!("the work has run"));
     Ok((of_work?, of_body))
 }
@@ -73,13 +76,19 @@ pub(crate) fn with_work<T>(
 /// The result of communication. All ranks call it at the same places, so that they communicate in the
 /// same order.
 pub(crate) fn wait<T>(pending: Pending<T>) -> Result<T> {
-    if let Some(once) = ONCE.take() {
-        once();
-    }
+    run_once();
     if let Some(mut work) = WORK.take() {
         let done = unrecorded(|| without_packing(&mut work));
         WORK.set(Some(work));
         done?;
     }
     pending.wait()
+}
+
+/// Runs what is to run once, if it belongs to the current tape.
+fn run_once() {
+    let tape = current_id();
+    if let Some(once) = ONCE.with_borrow_mut(|once| once.take_if(|once| once.tape == tape)) {
+        (once.work)();
+    }
 }

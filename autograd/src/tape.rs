@@ -119,6 +119,11 @@ pub(crate) fn current<T>(f: impl FnOnce(&mut Recorder) -> Option<T>) -> Option<T
     RECORDER.with_borrow_mut(|recorder| recorder.as_mut().and_then(f))
 }
 
+/// The id of the tape on which this thread records, if there is one.
+pub(crate) fn current_id() -> Option<u64> {
+    current(|recorder| Some(recorder.tape.id))
+}
+
 /// Runs `body` with `recorder` as this thread's recorder, and returns both.
 fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorder) {
     /// Restores the outer recorder, even if `body` panics.

@@ -296,8 +296,12 @@ pub struct TokenBatch {
     /// The token after each position, i64 [b, t]; [`IGNORE_INDEX`] at
     /// positions that do not count.
     pub labels: Tensor,
-    /// The position of each token in its sequence, i64 [b, t]; `None` for 0, 1, 2, ... in each row.
+    /// The position of each token in its document, i64 [b, t]; `None` for 0, 1, 2, ... in each row.
     pub positions: Option<Tensor>,
+    /// The number of each token's document, i64 [b, t]. A token attends to tokens of its document only.
+    /// Along a row the numbers do not decrease, nor do the positions within a document. `None` for one
+    /// document per row.
+    pub documents: Option<Tensor>,
     /// The experts of each token in each sparse layer of the whole model, [b, t, k] i32, such as those
     /// that another model chose; `None` for those that this model chooses.
     pub experts: Option<Vec<Tensor>>,
@@ -306,7 +310,13 @@ pub struct TokenBatch {
 impl TokenBatch {
     /// A batch of `ids` and `labels`, as the fields say.
     pub fn new(ids: &Tensor, labels: &Tensor) -> TokenBatch {
-        TokenBatch { ids: ids.clone(), labels: labels.clone(), positions: None, experts: None }
+        TokenBatch {
+            ids: ids.clone(),
+            labels: labels.clone(),
+            positions: None,
+            documents: None,
+            experts: None,
+        }
     }
 }
 

@@ -280,6 +280,35 @@ fn work_runs_beside_the_first_collective() {
     .unwrap();
 }
 
+/// A body that communicates in a block of its own, of whatever kind, does not take the work into it: the
+/// work has its gradient.
+#[test]
+fn work_beside_is_recorded_on_the_tape_of_its_caller() {
+    for within in [Within::Nothing, Within::Local, Within::Checkpoint] {
+        let of_ranks = Local::run(RANKS, |rank| {
+            let (group, own) = (rank.world()?, rank.rank());
+            let ([x, of_work, of_body], tape) = Tape::record(|| {
+                let x = Var::input(tensor(rank.device(), &numbers(1, ROWS[own]))?);
+                let operand = x.clone();
+                let (of_work, of_body) = beside(
+                    move || ops::affine(&operand, 3.0, 0.0),
+                    || within.call(&x, move |x| ops::all_gather_rows(x, &ROWS, &group)),
+                )?;
+                Ok([x, of_work, of_body])
+            })?;
+            let roots = [&of_work, &of_body].map(|y| (y, y.value().clone()));
+            let dx = tape.backward_with(&roots, &[&x], &mut Grads::new(&[])?)?;
+            Ok::<_, meshgrad_comm::Error>([plain(x.value())?, plain(&dx[0])?])
+        });
+        for [x, dx] in of_ranks.unwrap() {
+            // 3 * 3 x from the work, and one x from each rank that gathers it.
+            let expected: Plain =
+                x.iter().map(|row| row.map(|x| (9.0 + RANKS as f64) * x)).collect();
+            assert_eq!(dx, expected, "{within:?}");
+        }
+    }
+}
+
 /// After an error of the body, and with one in the backward pass, the gradients can be used again.
 #[test]
 fn errors_beside_a_backward_pass_are_returned() {
