@@ -1,6 +1,9 @@
 //! Activation checkpointing: save only the inputs of a block, and recompute the rest in the
 //! backward pass.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
 use meshgrad_runtime::{RankScope, Tensor};
 
 use crate::nested::{NestedBackward, NestedTape};
@@ -8,7 +11,7 @@ use crate::slot::{Dep, Slots};
 use crate::tape::{BackwardFn, is_recording, record_with, without_recording};
 use crate::track::output;
 use crate::var::Node;
-use crate::{Result, Saved, Tape, Var};
+use crate::{Result, Save, Saved, Tape, Var};
 
 /// Runs `block` on `inputs` and saves only `inputs`. The backward pass runs `block` again on a
 /// nested tape, in the [`RankScope`] of the original call.
@@ -28,13 +31,15 @@ pub fn checkpoint<const N: usize, T: Vars>(
     }
 
     let constants = inputs.map(|input| Var::constant(input.value().clone()));
-    let (mut outputs, effects) = without_recording(|| block(constants))?;
+    let (ran, kept) = keeping(|| without_recording(|| block(constants)));
+    let (mut outputs, effects) = ran?;
     let mut dtypes = Vec::new();
     outputs.each_var(&mut |output| dtypes.push(output.dtype()));
 
     let count = dtypes.len();
     let recompute = Recompute {
         saved: inputs.map(Var::save),
+        kept: kept.iter().map(Save::save).collect(),
         block,
         scope: RankScope::current(),
         nested: NestedBackward::new(dtypes),
@@ -96,6 +101,8 @@ impl<A: Vars, B: Vars> Vars for (A, B) {
 /// The record of a checkpoint.
 struct Recompute<F, const N: usize> {
     saved: [Saved; N],
+    /// What [`kept_in_recompute`] returned, in order.
+    kept: Vec<Saved>,
     block: F,
     scope: RankScope,
     nested: NestedBackward,
@@ -118,9 +125,64 @@ where
             let results = (self.block)(inputs.clone())?;
             Ok((inputs, results))
         };
-        let ((inputs, mut results), tape) = self.scope.clone().run(|| Tape::record(record))?;
+        let kept: Result<VecDeque<Tensor>> = self.kept.iter().map(Saved::get).collect();
+        let record = replaying(kept?, || self.scope.clone().run(|| Tape::record(record)));
+        let ((inputs, mut results), tape) = record?;
         let mut outputs = Vec::new();
         results.each_var(&mut |output| outputs.push(output.clone()));
         NestedTape::new(tape, &inputs, &outputs)
     }
+}
+
+/// What blocks of checkpoints compute once.
+#[derive(Default)]
+struct ComputedOnce {
+    /// In the first pass of a block: its tensors so far.
+    kept: Option<Vec<Tensor>>,
+    /// When a block is computed again: its further tensors.
+    replayed: Option<VecDeque<Tensor>>,
+}
+
+thread_local! {
+    static ONCE: RefCell<ComputedOnce> = RefCell::default();
+}
+
+/// The tensors that `compute` returns. In a [`checkpoint`], they are kept until the block has been
+/// computed again, which does not call `compute`.
+///
+/// # Errors
+/// Those of `compute`.
+pub(crate) fn kept_in_recompute<const N: usize>(
+    compute: impl FnOnce() -> Result<[Tensor; N]>,
+) -> Result<[Tensor; N]> {
+    let take =
+        |all: &mut VecDeque<Tensor>| -> Vec<Tensor> { all.drain(..N.min(all.len())).collect() };
+    let replayed = ONCE.with_borrow_mut(|once| once.replayed.as_mut().map(take));
+    let tensors = match replayed.map(TryInto::try_into) {
+        Some(Ok(replayed)) => replayed,
+        _ => compute()?,
+    };
+    ONCE.with_borrow_mut(|once| {
+        if let Some(kept) = &mut once.kept {
+            kept.extend_from_slice(&tensors);
+        }
+    });
+    Ok(tensors)
+}
+
+/// Runs `body`, and returns what [`kept_in_recompute`] returned in it.
+fn keeping<T>(body: impl FnOnce() -> T) -> (T, Vec<Tensor>) {
+    let outer = ONCE.with_borrow_mut(|once| once.kept.replace(Vec::new()));
+    let result = body();
+    let kept = ONCE.with_borrow_mut(|once| std::mem::replace(&mut once.kept, outer));
+    (result, kept.unwrap_or_default())
+}
+
+/// Runs `body`, in which [`kept_in_recompute`] returns `tensors`.
+fn replaying<T>(tensors: VecDeque<Tensor>, body: impl FnOnce() -> T) -> T {
+    let inside = ComputedOnce { kept: None, replayed: Some(tensors) };
+    let outer = ONCE.replace(inside);
+    let result = body();
+    ONCE.set(outer);
+    result
 }

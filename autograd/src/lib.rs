@@ -54,6 +54,7 @@ mod var;
 
 pub use backward::WeightBackward;
 pub use beside::beside;
+pub(crate) use checkpoint::kept_in_recompute;
 pub use checkpoint::{Vars, checkpoint};
 pub use gathered::{GatheredStorage, Regather};
 pub use gradcheck::{Tolerance, gradcheck, weighted_roots};

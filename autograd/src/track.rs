@@ -209,18 +209,29 @@ pub fn tracked_list_linear<V: Operand>(
     Ok(outputs.map(|(at, value)| V::from_var(output(value, first, at))).collect())
 }
 
-/// `y` as the result of a collective on `x`, both parts of a rank without a sharding. `backward`
-/// gets the gradient of `y` in its dtype and communicates too. It runs on every rank: with zeros
-/// where nothing depends on `y`.
-///
-/// # Errors
-/// When `x` has a sharding or belongs to another tape.
+/// `y` as the result of a collective on `x`, both parts of a rank without a sharding, as
+/// [`tracked_communicating`].
 pub(crate) fn tracked_collective<V: Operand>(
     y: Tensor,
     x: &V,
     backward: impl Fn(&Tensor) -> Result<Pending<Tensor>> + Send + 'static,
 ) -> Result<V> {
-    let Some(var) = x.as_var() else {
+    tracked_communicating(y, [x], move |dy, [dx]| dx.add_pending(|| backward(dy)))
+}
+
+/// `y` as the result of an op that communicates on `inputs`, all parts of a rank without a sharding.
+/// `backward` gets the gradient of `y` in its dtype and communicates too. It runs on every rank: with
+/// zeros where nothing depends on `y`.
+///
+/// # Errors
+/// When an input belongs to another tape.
+pub(crate) fn tracked_communicating<V: Operand, const N: usize>(
+    y: Tensor,
+    inputs: [&V; N],
+    backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
+) -> Result<V> {
+    let vars: Option<SmallVec<[&Var; 6]>> = inputs.iter().map(|input| input.as_var()).collect();
+    let Some(vars) = vars else {
         return Ok(V::from_var(Var::constant(y)));
     };
     let zeros = (y.device().clone(), *y.shape(), y.dtype());
@@ -230,11 +241,10 @@ pub(crate) fn tracked_collective<V: Operand>(
             Some(dy) => in_dtype(dy, *dtype)?.into_owned(),
             None => Tensor::zeros(device, shape, *dtype, Kind::Value)?,
         };
-        let [dx] = slots.array();
-        dx.add_pending(|| backward(&dy))
+        backward(&dy, slots.array())
     });
     let effects = Effects { communicates: true, ..Effects::default() };
-    let first = record_with(1, &[var], Dep::Nothing, effects, backward)?;
+    let first = record_with(1, &vars, Dep::Nothing, effects, backward)?;
     Ok(V::from_var(output(y, first, 0)))
 }
 

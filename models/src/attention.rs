@@ -12,6 +12,7 @@ use meshgrad_runtime::{Device, Tensor};
 use crate::cache::LayerCache;
 use crate::config::Qwen3Config;
 use crate::layers::{Linear, RmsNorm};
+use crate::ring::ring_attention;
 
 /// The positions of the tokens, shared by all layers of a forward pass.
 #[derive(Clone)]
@@ -36,6 +37,12 @@ pub struct Attention {
     pub k_proj: Linear,
     /// From d to g c features.
     pub v_proj: Linear,
+    /// Of queries, before attention.
+    pub queries: Seam,
+    /// Of keys and values, before attention.
+    pub keys: Seam,
+    /// Of the result of attention.
+    pub attended: Seam,
     /// From h c to d features.
     pub o_proj: Linear,
     /// After `o_proj`.
@@ -64,6 +71,9 @@ impl Attention {
             q_proj: linear("q_proj", d, h * c),
             k_proj: linear("k_proj", d, g * c),
             v_proj: linear("v_proj", d, g * c),
+            queries: Seam::new(at.sub("queries")),
+            keys: Seam::new(at.sub("keys")),
+            attended: Seam::new(at.sub("attended")),
             o_proj: linear("o_proj", h * c, d),
             output: Seam::new(at.sub("output")),
             q_norm: RmsNorm::new(at.sub("q_norm"), c, eps),
@@ -93,7 +103,22 @@ impl Attention {
         let mask =
             AttentionMask { causal: true, window: self.window, sequences: at.sequences.clone() };
         let scale = (self.head_dim as f64).sqrt().recip();
-        let out_bthc = ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, scale)?;
+        let shards = head_shards(q_bthc.value());
+        let q_bthc = self.queries.redistribute(&q_bthc)?;
+        let copies = head_shards(q_bthc.value()) / shards;
+        let [k_bsgc, v_bsgc] = [k_bsgc, v_bsgc].map(|x| {
+            let x = with_heads_for(copies, &x)?;
+            self.keys.redistribute(&x)
+        });
+        let (k_bsgc, v_bsgc) = (k_bsgc?, v_bsgc?);
+        let tokens = k_bsgc.value().sharding().filter(|it| !it.axes_of_dim(1).is_empty());
+        let out_bthc = match tokens {
+            Some(tokens) => {
+                ring_attention([&q_bthc, &k_bsgc, &v_bsgc], tokens, self.window, scale)?
+            }
+            None => ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, scale)?,
+        };
+        let out_bthc = self.attended.redistribute(&out_bthc)?;
         self.o_proj.forward_before(&ops::merge_last(&out_bthc)?, &self.output)
     }
 
@@ -101,6 +126,27 @@ impl Attention {
     fn heads(&self, x: &Var) -> Result<Var> {
         ops::split_last(x, self.head_dim)
     }
+}
+
+/// The number of shards of the heads of `x` [b, t, heads, c].
+fn head_shards(x: &Tensor) -> usize {
+    let axes =
+        x.sharding().map(|it| it.axes_of_dim(2).into_iter().map(|axis| it.mesh().size(axis)));
+    axes.map_or(1, |sizes| sizes.flatten().product())
+}
+
+/// `x` [b, s, g, c] with each head as often as is needed to divide the heads of a rank among `ranks`
+/// ranks.
+fn with_heads_for(ranks: usize, x: &Var) -> Result<Var> {
+    let [b, s, g, c] = x.global_shape()[..] else { unreachable!("keys and values have four dims") };
+    let own = g / head_shards(x.value());
+    let copies = (1..ranks).find(|copies| (own * copies).is_multiple_of(ranks)).unwrap_or(ranks);
+    if copies == 1 {
+        return Ok(x.clone());
+    }
+    let each = ops::reshape(x, &[b, s, g, 1, c])?;
+    let repeated = ops::broadcast_to(&each, &[b, s, g, copies, c])?;
+    ops::reshape(&repeated, &[b, s, g * copies, c])
 }
 
 /// The frequencies of the rotary embedding. Clones share the copy on the device.

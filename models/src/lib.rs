@@ -19,6 +19,7 @@ mod parallel;
 mod plan;
 mod qwen3;
 mod residual;
+mod ring;
 mod stage;
 
 pub use cache::{Cache, LayerCache};

@@ -18,6 +18,12 @@ pub struct ModelParallelism {
     pub mesh: Mesh,
     /// The axes of tensor parallelism with their sizes, the outermost first.
     pub tensor: Vec<(String, usize)>,
+    /// The axes over which sequences are sharded by head and tail, the outermost first.
+    pub(crate) context: Vec<String>,
+    /// Whether keys and values go around the ranks of `context`, instead of being gathered.
+    pub(crate) ring: bool,
+    /// The axes over which sequences are sharded, and within attention its heads, with their sizes.
+    pub(crate) ulysses: Vec<(String, usize)>,
     /// Whether activations between blocks are sharded along the sequence.
     pub sequence_parallel: bool,
     /// Whether the vocabulary is sharded, in the embedding and in the loss.
@@ -42,6 +48,9 @@ impl ModelParallelism {
         ModelParallelism {
             mesh: mesh.clone(),
             tensor: Vec::new(),
+            context: Vec::new(),
+            ring: false,
+            ulysses: Vec::new(),
             sequence_parallel: false,
             loss_parallel: true,
             shard_experts: false,
@@ -60,9 +69,43 @@ impl ModelParallelism {
         mut self,
         axes: impl AsRef<[S]>,
     ) -> meshgrad_mesh::Result<ModelParallelism> {
-        let sized = |axis: &S| Ok((axis.as_ref().to_owned(), self.mesh.size(axis.as_ref())?));
-        self.tensor = axes.as_ref().iter().map(sized).collect::<meshgrad_mesh::Result<_>>()?;
+        self.tensor = self.sized(axes.as_ref())?;
         Ok(self)
+    }
+
+    /// Context parallelism over these axes, the outermost first: tokens have
+    /// [`Placement::head_and_tail`] on them. For attention, each rank gathers the keys and values of all
+    /// ranks, or with `ring` gets those of one rank after the other.
+    ///
+    /// # Errors
+    /// When the mesh does not have an axis.
+    pub fn context<S: AsRef<str>>(
+        mut self,
+        axes: impl AsRef<[S]>,
+        ring: bool,
+    ) -> meshgrad_mesh::Result<ModelParallelism> {
+        self.context = self.sized(axes.as_ref())?.into_iter().map(|(axis, _)| axis).collect();
+        self.ring = ring;
+        Ok(self)
+    }
+
+    /// Ulysses over these axes, the outermost first (Jacobs et al. 2023): tokens are sharded over them,
+    /// within those of [`ModelParallelism::context`]; for attention they are exchanged for shards of
+    /// heads.
+    ///
+    /// # Errors
+    /// When the mesh does not have an axis.
+    pub fn ulysses<S: AsRef<str>>(
+        mut self,
+        axes: impl AsRef<[S]>,
+    ) -> meshgrad_mesh::Result<ModelParallelism> {
+        self.ulysses = self.sized(axes.as_ref())?;
+        Ok(self)
+    }
+
+    fn sized<S: AsRef<str>>(&self, axes: &[S]) -> meshgrad_mesh::Result<Vec<(String, usize)>> {
+        let sized = |axis: &S| Ok((axis.as_ref().to_owned(), self.mesh.size(axis.as_ref())?));
+        axes.iter().map(sized).collect()
     }
 
     /// Sets whether activations between blocks are sharded along the sequence.

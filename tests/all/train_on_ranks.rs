@@ -155,8 +155,9 @@ fn bad_input_is_one_error() {
             "the world 1 (the number of ranks) is not a multiple of 2, the product of",
         ),
         (
-            &["--ranks", "2", "--set", "parallel.cp_shard=2"],
-            "parallel.cp_shard: 2; training does not support it yet, so it must be 1",
+            &["--ranks", "2", "--set", "parallel.cp_shard=2", "--set", "train.seq_len=33"],
+            "train.seq_len: 33 tokens cannot be divided into 4 equal parts (2 x cp 2 x sp 1 x tp 1); use \
+             32 or 36",
         ),
         (
             &["--ranks", "2", "--set", "parallel.ep=2"],

@@ -30,7 +30,9 @@ use serde::{Deserialize, Serialize};
 pub use check::{Violation, Violations};
 pub use dtype::ComputeDType;
 pub use optimizer::{Algorithm, OptimizerConfig};
-pub use parallel::{CapacityChoice, Degree, DispatchChoice, HomeChoice, ParallelTable};
+pub use parallel::{
+    AttentionChoice, CapacityChoice, Degree, DispatchChoice, HomeChoice, ParallelTable,
+};
 pub(crate) use pipeline::ScheduleChoice;
 pub use pipeline::{Balance, PipelineTable};
 pub(crate) use read::not_toml;

@@ -152,7 +152,7 @@ pub fn send_recv<V: Operand>(
 }
 
 #[track_caller]
-fn exchange(
+pub(super) fn exchange(
     x: &Tensor,
     [to, from]: [usize; 2],
     shape: &[usize],
@@ -173,7 +173,7 @@ fn exchange(
 }
 
 /// The value of `x`, which must be a part without a sharding.
-fn part<'x, V: Operand>(x: &'x V, op: &str) -> Result<&'x Tensor> {
+pub(super) fn part<'x, V: Operand>(x: &'x V, op: &str) -> Result<&'x Tensor> {
     let value = x.value();
     ensure!(
         value.sharding().is_none(),

@@ -23,6 +23,7 @@ mod order;
 mod overlap;
 mod redistribute;
 mod reduce;
+mod ring_attention;
 mod rope;
 mod shape;
 mod softmax;
@@ -52,6 +53,7 @@ pub use order::{cumsum, sort};
 pub use overlap::{linear_redistribute, redistribute_linear};
 pub use redistribute::{add_bias, redistribute};
 pub use reduce::{logsumexp, max, mean, min, sum};
+pub use ring_attention::{Ring, RingPart, ring_attention};
 pub use rope::{rms_norm_rope, rope};
 pub use shape::{
     broadcast_to, cast, chunk, contiguous, merge_first, merge_last, merge_leading, permute,

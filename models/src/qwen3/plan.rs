@@ -19,6 +19,7 @@ use crate::{ModelParallelism, ModelPlan};
 pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<ModelPlan> {
     let plan = ModelPlan::new(&parallelism.mesh).overlap(parallelism.overlap_chunks);
     let plan = with_experts(plan, model, parallelism)?;
+    let plan = with_sequences(plan, model, parallelism)?;
     if parallelism.tensor_ranks() == 1 {
         return Ok(plan);
     }
@@ -108,6 +109,35 @@ fn with_experts(
         }
     };
     Err(does_not_fit(&[problem]))
+}
+
+/// `plan` with the exchanges of attention, for sequences of which no rank has all tokens.
+fn with_sequences(
+    plan: ModelPlan,
+    model: &Qwen3,
+    parallelism: &ModelParallelism,
+) -> Result<ModelPlan> {
+    let ModelParallelism { context, ulysses, .. } = parallelism;
+    let (ranks, tensor_ranks) = (product(ulysses), parallelism.tensor_ranks());
+    let (heads, keys) = (model.config.num_attention_heads, model.config.num_kv_heads());
+    let is_even = keys < tensor_ranks || keys.is_multiple_of(tensor_ranks);
+    if ranks > 1 && !(is_even && heads.is_multiple_of(ranks * tensor_ranks)) {
+        return Err(does_not_fit(&[format!(
+            "{heads} query and {keys} key-value heads cannot be divided over {ranks} ranks of sp times \
+             {tensor_ranks} of tp; sp x tp must be a divisor of {heads}, and tp of {keys}"
+        )]));
+    }
+    let of_ulysses =
+        |dim| ulysses.iter().map(move |(axis, _)| (axis.clone(), Placement::shard(dim)));
+    let gathered = context.iter().filter(|_| !parallelism.ring);
+    let gathered = gathered.map(|axis| (axis.clone(), Placement::Replicate));
+    let rows: [(&str, Placements); 3] = [
+        ("*.self_attn.queries", of_ulysses(2).collect()),
+        ("*.self_attn.keys", of_ulysses(2).chain(gathered).collect()),
+        ("*.self_attn.attended", of_ulysses(1).collect()),
+    ];
+    let rows = rows.into_iter().filter(|(_, placements)| !placements.is_empty());
+    Ok(rows.fold(plan, |plan, (names, placements)| plan.place(names, placements)))
 }
 
 /// How query and key-value heads are sharded: in proportion, without dividing a head. Axes on which

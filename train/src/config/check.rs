@@ -4,7 +4,7 @@ use std::fmt;
 
 use meshgrad_error::{Error, Kind, Result};
 
-use super::{Algorithm, Config, DataConfig, Degree, ScheduleConfig, TokenizerChoice};
+use super::{Algorithm, Config, DataConfig, ScheduleConfig, TokenizerChoice};
 use crate::optim::Ranges;
 
 /// A key whose value is out of range.
@@ -113,18 +113,6 @@ impl Config {
         });
         if let Err(error) = self.pipeline.choice() {
             found.unless(false, "pipeline.schedule", || error.to_string());
-        }
-        for (kind, degree) in self.parallel.unsupported() {
-            let degree = match degree {
-                Degree::Ranks(ranks) => ranks.to_string(),
-                Degree::Auto => "auto".to_owned(),
-            };
-            found.unless(false, &format!("parallel.{}", kind.name()), || {
-                format!(
-                    "{degree}; training does not support it yet, so it must be 1 (cp and sp are not \
-                     supported)"
-                )
-            });
         }
     }
 

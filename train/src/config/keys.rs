@@ -61,9 +61,23 @@ pub const KEYS: &[Meaning] = &[
     ),
     ("parallel.tp", "shards of each matrix (tensor parallelism)"),
     ("parallel.pp", "ranks of a pipeline, which have different layers"),
-    ("parallel.cp_shard", "context parallelism; only 1 is supported yet"),
-    ("parallel.cp_replicate", "context parallelism; only 1 is supported yet"),
-    ("parallel.sp", "sequence parallelism by heads; only 1 is supported yet"),
+    (
+        "parallel.cp_shard",
+        "shards of the parameters, with different tokens of the same sequences (context parallelism)",
+    ),
+    (
+        "parallel.cp_replicate",
+        "replicas of the parameters, with different tokens of the same sequences",
+    ),
+    (
+        "parallel.sp",
+        "ranks with different tokens of the same sequences, and in attention different heads (Ulysses)",
+    ),
+    (
+        "parallel.attention",
+        "how ranks of `cp_shard` and `cp_replicate` get the keys and values of others: `gather`, all at \
+         once; or `ring`, those of one rank after the other, so that no rank has all",
+    ),
     (
         "parallel.ep",
         "expert parallelism: the experts are divided over this many of the ranks that the other degrees \

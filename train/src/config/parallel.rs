@@ -16,11 +16,11 @@ pub struct ParallelTable {
     /// Shards of the parameters, with different sequences. `auto`: the ranks that the other degrees
     /// leave.
     pub dp_shard: Degree,
-    /// Context parallelism; only 1 is supported.
+    /// Shards of the parameters, with different tokens of the same sequences.
     pub cp_shard: Degree,
-    /// Context parallelism; only 1 is supported.
+    /// Replicas of the parameters, with different tokens of the same sequences.
     pub cp_replicate: Degree,
-    /// Sequence parallelism by heads; only 1 is supported.
+    /// Ulysses: ranks with different tokens of the same sequences, and in attention different heads.
     pub sp: Degree,
     /// Tensor parallelism: shards of each matrix.
     pub tp: Degree,
@@ -33,6 +33,8 @@ pub struct ParallelTable {
     pub dispatch: DispatchChoice,
     /// How many tokens `all_to_all` keeps room for.
     pub capacity: CapacityChoice,
+    /// How ranks of `cp_shard` and `cp_replicate` get the keys and values of others.
+    pub attention: AttentionChoice,
     /// The order of ranks, fastest first, such as `tp-dp`; empty for the default.
     pub order: String,
     /// How the parameters of `dp_shard` are divided.
@@ -86,6 +88,16 @@ pub enum DispatchChoice {
     AllToAll,
 }
 
+/// `parallel.attention`: how ranks with different tokens get the keys and values of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionChoice {
+    /// All at once. Results have the bits of one rank.
+    Gather,
+    /// Those of one rank after the other, so that no rank has all.
+    Ring,
+}
+
 /// `parallel.capacity`: how many tokens `all_to_all` keeps room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -121,6 +133,7 @@ impl Default for ParallelTable {
             etp: one,
             dispatch: DispatchChoice::Auto,
             capacity: CapacityChoice::Auto,
+            attention: AttentionChoice::Gather,
             order: String::new(),
             home: HomeChoice::Fsdp,
             reshard_after_forward: true,
@@ -135,16 +148,6 @@ impl Default for ParallelTable {
 }
 
 impl ParallelTable {
-    /// The degrees that training supports. The others must be 1.
-    const SUPPORTED: [Parallelism; 6] = [
-        Parallelism::Pp,
-        Parallelism::DpReplicate,
-        Parallelism::DpShard,
-        Parallelism::Tp,
-        Parallelism::Ep,
-        Parallelism::Etp,
-    ];
-
     /// All degrees.
     fn degrees(&self) -> [(Parallelism, Degree); 9] {
         Parallelism::ALL.map(|kind| {
@@ -160,14 +163,6 @@ impl ParallelTable {
                 Parallelism::Etp => self.etp,
             };
             (kind, degree)
-        })
-    }
-
-    /// The degrees that training does not support, with their values.
-    pub(super) fn unsupported(&self) -> impl Iterator<Item = (Parallelism, Degree)> {
-        let degrees = self.degrees().into_iter();
-        degrees.filter(|(kind, degree)| {
-            *degree != Degree::Ranks(1) && !ParallelTable::SUPPORTED.contains(kind)
         })
     }
 

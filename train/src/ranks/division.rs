@@ -13,8 +13,8 @@ use meshgrad_runtime::{DType, Device, Kind as TensorKind, Tensor};
 
 use super::BatchPart;
 use crate::config::{
-    Algorithm, Balance, Config, HomeChoice, ParallelTable, PipelineTable, ScheduleChoice, SumOrder,
-    TrainConfig, Violation, Violations,
+    Algorithm, AttentionChoice, Balance, Config, HomeChoice, ParallelTable, PipelineTable,
+    ScheduleChoice, SumOrder, TrainConfig, Violation, Violations,
 };
 use crate::pipeline::{Cut, PassOrder, Pipeline, balanced, costs, flops};
 use crate::{Error, Kind, Result, configured};
@@ -40,6 +40,10 @@ pub(super) struct Division {
     shard: Vec<String>,
     /// The axes whose ranks have different tokens and copies of the parameters.
     replicate: Vec<String>,
+    /// The axes whose ranks have different tokens of the same sequences, by head and tail.
+    context: Vec<String>,
+    /// As `context`, in order, and within it.
+    ulysses: Vec<String>,
     /// The axes of tensor parallelism.
     tensor: Vec<String>,
     experts: Option<ExpertAxes>,
@@ -60,6 +64,15 @@ struct ExpertAxes {
     shard: Vec<String>,
     /// The axes whose ranks have copies.
     replicate: Vec<String>,
+}
+
+/// How a model computes on the tokens of a sequence.
+#[derive(Clone, Copy, PartialEq)]
+enum Tokens {
+    /// As configured.
+    Sharded,
+    /// Each rank has all, such as the one new token of a model that decodes.
+    Whole,
 }
 
 impl Division {
@@ -89,6 +102,8 @@ impl Division {
             batch: axes("dp")?,
             shard,
             replicate,
+            context: axes("cp")?,
+            ulysses: axes("sp")?,
             tensor: axes("tp")?,
             experts: None,
             rank,
@@ -106,6 +121,7 @@ impl Division {
             return Err(violation("optimizer.name", problem.to_owned()));
         }
         division.check_batch(config.train.micro_batch_size)?;
+        division.check_sequences(config.train.seq_len)?;
         if config.train.reduction == SumOrder::Tree {
             division.check_tree(config.train.batch_size)?;
         }
@@ -178,8 +194,7 @@ impl Division {
 
     /// The number of parts that a batch is divided into.
     pub(super) fn batch_parts(&self) -> usize {
-        let sizes = self.batch.iter().map(|axis| self.mesh.size(axis).unwrap_or(1));
-        sizes.product()
+        self.ranks_along(&self.batch)
     }
 
     /// The number of sequences to pad a batch of `rows` to, so that each rank gets one; over two axes,
@@ -210,11 +225,48 @@ impl Division {
         Err(violation("train.micro_batch_size", problem))
     }
 
+    /// Checks that all ranks get equally many tokens of a sequence, and of its head and its tail.
+    fn check_sequences(&self, seq_len: usize) -> Result<()> {
+        if !self.divides_sequences() {
+            return Ok(());
+        }
+        let tensor = if self.table.sequence_parallel { &self.tensor[..] } else { &[] };
+        let [context, ulysses, tensor] =
+            [&self.context[..], &self.ulysses, tensor].map(|axes| self.ranks_along(axes));
+        let halves = if context > 1 { 2 } else { 1 };
+        let parts = halves * context * ulysses * tensor;
+        if seq_len.is_multiple_of(parts) {
+            return Ok(());
+        }
+        let below = seq_len / parts * parts;
+        let below = if below > 0 { format!("{below} or ") } else { String::new() };
+        let problem = format!(
+            "{seq_len} tokens cannot be divided into {parts} equal parts ({halves} x cp {context} x sp \
+             {ulysses} x tp {tensor}); use {below}{}",
+            seq_len.next_multiple_of(parts)
+        );
+        Err(violation("train.seq_len", problem))
+    }
+
+    /// Whether the batch gives ranks different tokens of a sequence.
+    fn divides_sequences(&self) -> bool {
+        !self.context.is_empty() || !self.ulysses.is_empty()
+    }
+
+    fn ranks_along(&self, axes: &[String]) -> usize {
+        axes.iter().map(|axis| self.mesh.size(axis).unwrap_or(1)).product()
+    }
+
     /// Checks that the sequences of a step can be summed in a tree.
     fn check_tree(&self, batch_size: usize) -> Result<()> {
         let parts = self.batch_parts();
         let problem = match () {
             () if !self.tensor.is_empty() => "does not support parallel.tp".to_owned(),
+            () if self.divides_sequences() => {
+                "does not support parallel.cp_shard, cp_replicate and sp, whose ranks have parts of a \
+                 sequence"
+                    .to_owned()
+            }
             () if self.experts.is_some() => "does not support parallel.ep and etp".to_owned(),
             () if !parts.is_power_of_two() => {
                 format!("needs a power of two of data-parallel ranks, not {parts}")
@@ -271,21 +323,29 @@ impl Division {
         }
         let parts = self.batch_parts();
         let rows_of = |part: usize| rows / parts + usize::from(part < rows % parts);
-        let placements: Vec<_> = match &self.batch[..] {
+        let mut placements: Vec<_> = match &self.batch[..] {
             [axis] if !rows.is_multiple_of(parts) => {
                 let sizes: Vec<usize> = (0..parts).map(rows_of).collect();
                 vec![(axis, Placement::ragged(0, sizes))]
             }
             axes => axes.iter().map(|axis| (axis, Placement::shard(0))).collect(),
         };
+        placements.extend(self.context.iter().map(|axis| (axis, Placement::head_and_tail(1))));
+        placements.extend(self.ulysses.iter().map(|axis| (axis, Placement::shard(1))));
         let sharding = Sharding::new(&self.mesh, placements, &[rows, seq_len])?;
         Ok(BatchPart::of(sharding, self.rank))
     }
 
-    fn plan(&self, model: &impl Model, sequence_parallel: bool) -> Result<ModelPlan> {
-        let parallelism = ModelParallelism::new(&self.mesh).tensor(&self.tensor)?;
+    fn plan(&self, model: &impl Model, tokens: Tokens) -> Result<ModelPlan> {
+        let mut parallelism = ModelParallelism::new(&self.mesh).tensor(&self.tensor)?;
+        if tokens == Tokens::Sharded {
+            let ring = self.table.attention == AttentionChoice::Ring;
+            parallelism = parallelism
+                .sequence_parallel(self.table.sequence_parallel)
+                .context(&self.context, ring)?
+                .ulysses(&self.ulysses)?;
+        }
         let parallelism = parallelism
-            .sequence_parallel(sequence_parallel)
             .loss_parallel(self.table.loss_parallel)
             .shard_experts(self.table.shard_experts)
             .overlap_chunks(self.table.overlap_chunks);
@@ -302,10 +362,12 @@ impl Division {
         model: &impl Model,
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        if !self.table.sequence_parallel || self.whole.len() == 1 {
+        let shards_tokens = self.table.sequence_parallel || self.divides_sequences();
+        if !shards_tokens || self.whole.len() == 1 {
             return body();
         }
-        let (whole, sharded) = (self.plan(model, false)?, self.plan(model, true)?);
+        let [whole, sharded] = [Tokens::Whole, Tokens::Sharded].map(|it| self.plan(model, it));
+        let (whole, sharded) = (whole?, sharded?);
         whole.apply_to_seams(model);
         let result = body();
         sharded.apply_to_seams(model);
@@ -325,7 +387,7 @@ impl Division {
         if self.whole.len() == 1 {
             return Ok(None);
         }
-        self.plan(model, self.table.sequence_parallel)?.apply(model, self.rank)?;
+        self.plan(model, Tokens::Sharded)?.apply(model, self.rank)?;
         let strategy = self.strategy();
         let Some(axis) = &self.stages else {
             let parallel = DataParallel::new(rank, &self.mesh, strategy);

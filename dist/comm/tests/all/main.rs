@@ -9,6 +9,7 @@ mod local;
 mod parts;
 mod random;
 mod redistribution;
+mod ring;
 mod rows;
 mod simulated;
 mod tcp;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meshgrad_mesh::Mesh;
+use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::Balance::{Layer, Sequence};
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::moe::Dispatch::{self, AllGather, AllToAll};
@@ -14,8 +14,11 @@ use crate::small::{self, ALL_EXPERTS, Axes, BALANCING, DENSE, EIGHT_EXPERTS, EXP
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) model: &'static str,
-    /// Names and sizes of the axes; all but `dp` are for tensor parallelism.
+    /// Names and sizes of the axes. `dp` divides the batch; `cp`, `cr` and `sp` sequences; all others
+    /// matrices.
     pub(crate) mesh: Axes,
+    /// Whether keys go around `cp` and `cr`.
+    pub(crate) ring: bool,
     pub(crate) sequence: bool,
     pub(crate) loss: bool,
     pub(crate) experts: bool,
@@ -23,6 +26,8 @@ pub(crate) struct Case {
     pub(crate) bf16: bool,
     /// Of the batch.
     pub(crate) rows: usize,
+    /// Of a row.
+    pub(crate) tokens: usize,
     /// Whether the projections have low-rank adapters.
     pub(crate) lora: bool,
     /// Whether sparse layers have shared experts.
@@ -37,12 +42,14 @@ impl Case {
         Case {
             model,
             mesh,
+            ring: false,
             sequence: false,
             loss: true,
             experts: false,
             checkpointing: false,
             bf16: false,
             rows: 3,
+            tokens: 7,
             lora: false,
             shared: false,
             apart: None,
@@ -60,6 +67,14 @@ impl Case {
 
     const fn rows(self, rows: usize) -> Case {
         Case { rows, ..self }
+    }
+
+    const fn tokens(self, tokens: usize) -> Case {
+        Case { tokens, ..self }
+    }
+
+    const fn ring(self) -> Case {
+        Case { ring: true, ..self }
     }
 
     const fn sequence(self) -> Case {
@@ -99,10 +114,12 @@ impl Case {
     }
 
     pub(crate) fn parallelism(&self, mesh: &Mesh) -> ModelParallelism {
-        let axes = self.mesh.iter().map(|(name, _)| *name);
-        let tensor: Vec<&str> = axes.filter(|name| *name != "dp").collect();
         let parallelism = ModelParallelism::new(mesh)
-            .tensor(tensor)
+            .tensor(self.axes(|axis| !["dp", "cp", "cr", "sp"].contains(&axis)))
+            .unwrap()
+            .context(self.axes(|axis| ["cp", "cr"].contains(&axis)), self.ring)
+            .unwrap()
+            .ulysses(self.axes(|axis| axis == "sp"))
             .unwrap()
             .sequence_parallel(self.sequence)
             .loss_parallel(self.loss)
@@ -117,6 +134,21 @@ impl Case {
         parallelism.experts(&small::mesh(axes), experts, features).unwrap()
     }
 
+    fn axes(&self, are: impl Fn(&str) -> bool) -> Vec<&'static str> {
+        self.mesh.iter().map(|(axis, _)| *axis).filter(|axis| are(axis)).collect()
+    }
+
+    /// The placements of a batch [rows, tokens].
+    pub(crate) fn of_batch(&self) -> Vec<(&'static str, Placement)> {
+        let placed = |axis| match axis {
+            "dp" => Some((axis, Placement::shard(0))),
+            "cp" | "cr" => Some((axis, Placement::head_and_tail(1))),
+            "sp" => Some((axis, Placement::shard(1))),
+            _ => None,
+        };
+        self.axes(|_| true).into_iter().filter_map(placed).collect()
+    }
+
     pub(crate) fn balancing(&self) -> Balancing {
         Balancing { balance: self.balance, ..BALANCING }
     }
@@ -126,7 +158,7 @@ impl Case {
     }
 
     pub(crate) fn is_tensor_parallel(&self) -> bool {
-        self.mesh.iter().any(|(axis, _)| *axis != "dp")
+        !self.axes(|axis| !["dp", "cp", "cr", "sp"].contains(&axis)).is_empty()
     }
 
     /// The number of data-parallel ranks.
@@ -155,6 +187,7 @@ impl fmt::Display for Case {
             write!(f, " {axis} {ranks}")?;
         }
         let options = [
+            (self.ring, "ring"),
             (self.sequence, "sequence"),
             (!self.loss, "whole vocabulary"),
             (self.experts, "sharded experts"),
@@ -184,6 +217,13 @@ const KV_TP: Axes = &[("kv", 2), ("tp", 2)];
 const DP2: Axes = &[("dp", 2)];
 const DP_TP: Axes = &[("dp", 2), ("tp", 2)];
 const TP_DP: Axes = &[("tp", 3), ("dp", 2)];
+
+const CP2: Axes = &[("cp", 2)];
+const CP3: Axes = &[("cp", 3)];
+const CP_TP: Axes = &[("cp", 2), ("tp", 2)];
+const CP_SP: Axes = &[("cp", 3), ("sp", 2)];
+const DP_CP: Axes = &[("dp", 2), ("cp", 2)];
+const CP_CR: Axes = &[("cp", 2), ("cr", 2)];
 
 const DP3: Axes = &[("dp", 3)];
 const DP4: Axes = &[("dp", 4)];
@@ -296,4 +336,38 @@ pub(crate) const CASES: &[Case] = &[
         .rows(5)
         .bf16()
         .balance(Sequence),
+    // Sequences of which no rank has all tokens.
+    Case::new(DENSE, CP2),
+    Case::new(DENSE, CP3).checkpointed(),
+    Case::new(TIED, CP3),
+    Case::new(TIED, CP_TP).sequence(),
+    Case::new(DENSE, CP2).ring(),
+    Case::new(DENSE, CP3).ring().lora(),
+    Case::new(DENSE, &[("cp", 4)]).ring().checkpointed(),
+    Case::new(DENSE, CP3).ring().bf16(),
+    Case::new(DENSE, &[("sp", 2)]),
+    Case::new(DENSE, &[("sp", 3)]),
+    Case::new(TIED, &[("sp", 4)]).checkpointed(),
+    Case::new(TIED, &[("sp", 2), ("tp", 2)]).sequence(),
+    Case::new(TIED, &[("sp", 2), ("kv", 2), ("tp", 2)]),
+    Case::new(DENSE, CP_SP),
+    Case::new(DENSE, CP_SP).ring().checkpointed(),
+    Case::new(DENSE, CP_CR).ring(),
+    Case::new(FIVE_HEADS, DP_CP),
+    Case::new(EXPERTS, DP_CP).ring().balance(Sequence),
+    // Merged with rows, shards of shards must be equal.
+    Case::new(EXPERTS, CP_TP).ring().sequence().sharded_experts().tokens(8),
+    Case::new(EXPERTS, &[("cp", 2), ("sp", 2)]).balance(Layer).tokens(8),
+    Case::new(MANY_EXPERTS, CP3).ring().apart(&[("ep", 3)], AllToAll),
+    Case::new(MANY_EXPERTS, DP_CP).apart(&[("ep", 4)], AllToAll).balance(Sequence),
+    Case::new(MANY_EXPERTS, &[("cp", 2), ("sp", 2)])
+        .apart(&[("ep", 2), ("etp", 2)], AllGather)
+        .tokens(12),
+    Case::new(EIGHT_EXPERTS, &[("cp", 2), ("sp", 2), ("tp", 2)])
+        .tokens(16)
+        .ring()
+        .sequence()
+        .apart(&[("copies", 2), ("ep", 4)], AllToAll)
+        .shared_experts()
+        .checkpointed(),
 ];

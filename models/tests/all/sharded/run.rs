@@ -1,19 +1,18 @@
 //! One step of a model, on one rank and on the ranks of a mesh.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use meshgrad_autograd::{Buffer, Grads, Module, Param, Result, Tape};
 use meshgrad_collectives::{Redistribute, full_tensor, redistribute, with_redistribution};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
-use meshgrad_mesh::Placement;
 use meshgrad_models::{FeedForward, IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops, with_mesh};
 
 use crate::sharded::cases::Case;
 use crate::small::{add_adapters, distance, norm};
 
-const TOKENS: usize = 7;
 pub(crate) const SEED: u64 = 7;
 
 /// What a step computes: every tensor under its name, whole.
@@ -23,22 +22,20 @@ pub(crate) type Outcome = Vec<(String, Vec<f32>)>;
 pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
     let vocabulary = case.config().vocab_size;
     let id = |at: usize, by: usize| ((at * by + at * at + 5) % vocabulary) as i64;
-    let ids: Vec<i64> = (0..case.rows * TOKENS).map(|at| id(at, 11)).collect();
+    let ids: Vec<i64> = (0..case.rows * case.tokens).map(|at| id(at, 11)).collect();
     let label = |at: usize| match at % 5 {
         3 => IGNORE_INDEX,
         _ => id(at, 17),
     };
-    let labels: Vec<i64> = (0..case.rows * TOKENS).map(label).collect();
-    let shape = [case.rows, TOKENS];
-    let ids = own_rows(case, &Tensor::from_slice(device, &shape, &ids)?)?;
-    Ok(TokenBatch::new(&ids, &own_rows(case, &Tensor::from_slice(device, &shape, &labels)?)?))
+    let labels: Vec<i64> = (0..case.rows * case.tokens).map(label).collect();
+    let shape = [case.rows, case.tokens];
+    let ids = own_part(case, &Tensor::from_slice(device, &shape, &ids)?)?;
+    Ok(TokenBatch::new(&ids, &own_part(case, &Tensor::from_slice(device, &shape, &labels)?)?))
 }
 
-/// The rows of a rank.
-fn own_rows(case: &Case, of_all: &Tensor) -> Result<Tensor> {
-    let rows = [("dp", Placement::shard(0))];
-    let rows = &rows[..usize::from(case.mesh.iter().any(|(axis, _)| *axis == "dp"))];
-    redistribute(&of_all.as_replicated()?, rows)
+/// The part of a rank.
+fn own_part(case: &Case, of_all: &Tensor) -> Result<Tensor> {
+    redistribute(&of_all.as_replicated()?, case.of_batch())
 }
 
 /// The experts of all tokens in each sparse layer.
@@ -55,9 +52,9 @@ pub(crate) fn choices(case: &Case) -> Result<Choices> {
 
 /// [`batch`] with these experts: rounding does not change what tokens choose.
 pub(crate) fn replaying(case: &Case, choices: &Choices, device: &Device) -> Result<TokenBatch> {
-    let shape = [case.rows, TOKENS, case.config().num_experts_per_tok];
+    let shape = [case.rows, case.tokens, case.config().num_experts_per_tok];
     let of_layer =
-        |experts: &Vec<i32>| own_rows(case, &Tensor::from_slice(device, &shape, experts)?);
+        |experts: &Vec<i32>| own_part(case, &Tensor::from_slice(device, &shape, experts)?);
     let experts = choices.iter().map(of_layer).collect::<Result<_>>()?;
     Ok(TokenBatch { experts: Some(experts), ..batch(case, device)? })
 }
@@ -140,7 +137,13 @@ pub(crate) fn on_ranks(
     fault: Fault,
     change: impl Fn(ModelPlan) -> ModelPlan + Sync,
 ) -> std::result::Result<Vec<Outcome>, String> {
-    on_ranks_of(&Local::new(case.mesh().len()), case, fault, change)
+    let local = Local::new(case.mesh().len());
+    let local = match fault {
+        Fault::None => local,
+        // What swapped ranks send each other matches no receive.
+        _ => local.deadline(Duration::from_secs(2)),
+    };
+    on_ranks_of(&local, case, fault, change)
 }
 
 /// As [`on_ranks`], on the ranks of `local`.

@@ -4,7 +4,7 @@ use std::env;
 
 use meshgrad_autograd::Module;
 use meshgrad_data_parallel::Strategy;
-use meshgrad_mesh::Mesh;
+use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::Qwen3;
 use meshgrad_pipeline::{Named, Op, Program, Shape};
 use meshgrad_train::Result;
@@ -16,7 +16,8 @@ use crate::small::{
 
 pub(crate) const MICROBATCHES: usize = 8;
 
-/// A model on a mesh. Axis `pp` has the stages, `tp` divides matrices, and all others the batch.
+/// A model on a mesh. Axis `pp` has the stages, `tp` divides matrices, `cp` and `sp` sequences, and all
+/// others the batch.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) model: &'static str,
@@ -30,6 +31,8 @@ pub(crate) struct Case {
     /// The mesh of the experts of a stage: sharded along `ep`, their inner features along `etp`, their
     /// rows along `rows`, and copied along `copies`.
     pub(crate) apart: Axes,
+    /// Whether keys go around `cp`.
+    pub(crate) ring: bool,
 }
 
 /// How data-parallel ranks share parameters.
@@ -71,7 +74,12 @@ impl Case {
             checkpointing: false,
             extra: Extra::Nothing,
             apart: &[],
+            ring: false,
         }
+    }
+
+    const fn ring(self) -> Case {
+        Case { ring: true, ..self }
     }
 
     pub(crate) const fn apart(self, apart: Axes) -> Case {
@@ -148,13 +156,27 @@ impl Case {
         axes.filter(|axis| *axis == named).collect()
     }
 
-    /// The axes that the batch is divided over.
+    /// The axes that the rows of a batch are divided over.
     pub(crate) fn batch_axes(&self) -> impl Iterator<Item = (&'static str, usize)> + Clone {
-        self.mesh.iter().copied().filter(|(name, _)| !["pp", "tp"].contains(name))
+        self.mesh.iter().copied().filter(|(name, _)| !["pp", "tp", "cp", "sp"].contains(name))
+    }
+
+    /// The axis of this name, if the mesh has it.
+    pub(crate) fn axis(&self, named: &str) -> Vec<&'static str> {
+        self.mesh.iter().map(|(name, _)| *name).filter(|name| *name == named).collect()
+    }
+
+    /// The placements of a batch [rows, tokens].
+    pub(crate) fn of_batch(&self) -> Vec<(&'static str, Placement)> {
+        let rows = self.batch_axes().map(|(axis, _)| (axis, Placement::shard(0)));
+        let context = self.axis("cp").into_iter().map(|axis| (axis, Placement::head_and_tail(1)));
+        let ulysses = self.axis("sp").into_iter().map(|axis| (axis, Placement::shard(1)));
+        rows.chain(context).chain(ulysses).collect()
     }
 
     pub(crate) fn strategy(&self) -> Strategy {
-        let axes: Vec<&str> = self.batch_axes().map(|(name, _)| name).collect();
+        let axes = self.mesh.iter().map(|(name, _)| *name);
+        let axes: Vec<&str> = axes.filter(|name| !["pp", "tp"].contains(name)).collect();
         match self.home {
             Home::Replicated => Strategy::replicate(axes),
             Home::Fsdp => Strategy::fsdp(axes),
@@ -217,7 +239,7 @@ impl Case {
 }
 
 /// Cases that all run.
-pub(crate) const CASES: [Case; 34] = [
+pub(crate) const CASES: [Case; 39] = [
     Case::new(DENSE, &[("pp", 3)], Named::Gpipe, &[1, 1, 1]),
     Case::new(DENSE, &[("pp", 3)], Named::OneFOneB, &[0, 2, 1]),
     Case::new(DENSE, &[("pp", 3)], Named::Zb1p, &[1, 1, 1]).checkpointed(),
@@ -282,6 +304,19 @@ pub(crate) const CASES: [Case; 34] = [
         .checkpointed(),
     Case::new(EIGHT_EXPERTS, &[("pp", 2), ("dp", 4), ("tp", 2)], Named::OneFOneB, &[1, 1])
         .apart(&[("ep", 8)]),
+    // Sequences of which no rank has all tokens.
+    Case::new(DENSE, &[("pp", 2), ("cp", 3)], Named::OneFOneB, &[1, 2]).home(Home::Fsdp),
+    Case::new(DENSE, &[("pp", 2), ("cp", 3), ("sp", 2)], Named::Zbv, &[1, 0, 1, 1])
+        .ring()
+        .checkpointed(),
+    Case::new(TIED, &[("pp", 2), ("dp", 2), ("cp", 2)], Named::Zb1p, &[1, 1]).home(Home::Hsdp),
+    Case::new(EIGHT_EXPERTS, &[("pp", 2), ("cp", 2), ("tp", 2)], Named::Interleaved, &[1, 0, 1, 0])
+        .ring()
+        .home(Home::Zero1),
+    Case::new(EIGHT_EXPERTS, &[("pp", 2), ("cp", 2), ("sp", 2)], Named::DualPipeV, &[0, 1, 1, 0])
+        .ring()
+        .home(Home::Fsdp)
+        .apart(&[("rows", 2), ("ep", 2)]),
 ];
 
 /// Every schedule on 2, 3 and 4 ranks of a pipeline, alone and with each other division.

@@ -13,7 +13,6 @@ use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::DataParallel;
-use meshgrad_mesh::Placement;
 use meshgrad_models::{IGNORE_INDEX, Model, ModelParallelism, Qwen3, Stream, TokenBatch};
 use meshgrad_pipeline::Action;
 use meshgrad_runtime::{Device, Tensor};
@@ -35,7 +34,7 @@ const STEPS: u64 = 5;
 /// What a rank ran in the first step: each action, with the passes that it kept then.
 pub(crate) type Log = Vec<(Action, usize, usize)>;
 
-/// A microbatch, of which a rank has the rows of its place on the axes of the batch.
+/// A microbatch, of which a rank has its part.
 pub(crate) fn batch(
     case: &Case,
     device: &Device,
@@ -56,15 +55,13 @@ pub(crate) fn batch(
     };
     let labels: Vec<i64> = all.map(label).collect();
     let own = |values: &[i64]| {
-        own_rows(case, &Tensor::from_slice(device, &[rows, TOKENS], values)?, on_ranks)
+        own_part(case, &Tensor::from_slice(device, &[rows, TOKENS], values)?, on_ranks)
     };
     Ok(TokenBatch::new(&own(&ids)?, &own(&labels)?))
 }
 
-/// The rows of a rank.
-fn own_rows(case: &Case, of_all: &Tensor, on_ranks: bool) -> Result<Tensor> {
-    let axes = case.batch_axes().filter(|_| on_ranks);
-    let placements: Vec<_> = axes.map(|(axis, _)| (axis, Placement::shard(0))).collect();
+fn own_part(case: &Case, of_all: &Tensor, on_ranks: bool) -> Result<Tensor> {
+    let placements = if on_ranks { case.of_batch() } else { Vec::new() };
     redistribute(&of_all.as_replicated()?, placements)
 }
 
@@ -84,7 +81,7 @@ fn replaying(
         let k = small::config(case.model).num_experts_per_tok;
         let of_layer = |experts: &Vec<i32>| {
             let shape = [experts.len() / (TOKENS * k), TOKENS, k];
-            own_rows(case, &Tensor::from_slice(device, &shape, experts)?, on_ranks)
+            own_part(case, &Tensor::from_slice(device, &shape, experts)?, on_ranks)
         };
         batch.experts = Some(layers.iter().map(of_layer).collect::<Result<_>>()?);
     }
@@ -221,10 +218,12 @@ pub(crate) fn own_stages(
 ) -> Result<(Qwen3, Pipeline<Stream>)> {
     let stage_mesh = cut.stage_mesh()?;
     let model = case.model()?;
-    let has_tp = case.mesh.iter().any(|(name, _)| *name == "tp");
-    let tensor: &[&str] = if has_tp { &["tp"] } else { &[] };
-    let parallelism = ModelParallelism::new(&stage_mesh).tensor(tensor)?;
-    let mut parallelism = parallelism.sequence_parallel(true).loss_parallel(true);
+    let mut parallelism = ModelParallelism::new(&stage_mesh)
+        .tensor(case.axis("tp"))?
+        .context(case.axis("cp"), case.ring)?
+        .ulysses(case.axis("sp"))?
+        .sequence_parallel(true)
+        .loss_parallel(true);
     let stage = case.mesh().local_rank("pp", rank.rank())?.unwrap();
     let experts = case.mesh_of_experts(stage);
     if let Some(mesh) = &experts {

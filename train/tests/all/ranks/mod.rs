@@ -231,7 +231,7 @@ fn save_again(
 #[test]
 fn degrees_that_do_not_fit_are_refused() {
     let place = Place::moe();
-    let cases: [(On, &str); 10] = [
+    let cases: [(On, &str); 14] = [
         (
             On { ranks: 2, sets: &["parallel.pp=2", "pipeline.split=[2]"] },
             "pipeline.split: 1 stages do not fill 2 ranks: every rank needs at least one stage",
@@ -258,6 +258,24 @@ fn degrees_that_do_not_fit_are_refused() {
         (
             On { ranks: 2, sets: &["parallel.etp=2", "optimizer.name='muon'"] },
             "optimizer.name: muon updates whole matrices, which parallel.etp divides",
+        ),
+        (
+            On { ranks: 3, sets: &["parallel.cp_shard=3", "train.seq_len=20"] },
+            "train.seq_len: 20 tokens cannot be divided into 6 equal parts (2 x cp 3 x sp 1 x tp 1); use \
+             18 or 24",
+        ),
+        (
+            On { ranks: 2, sets: &["parallel.sp=2", "train.seq_len=1"] },
+            "train.seq_len: 1 tokens cannot be divided into 2 equal parts (1 x cp 1 x sp 2 x tp 1); use 2",
+        ),
+        (
+            On { ranks: 8, sets: &["parallel.sp=8"] },
+            "4 query and 2 key-value heads cannot be divided over 8 ranks of sp times 1 of tp; sp x tp \
+             must be a divisor of 4, and tp of 2",
+        ),
+        (
+            On { ranks: 2, sets: &["parallel.cp_shard=2", "train.reduction='tree'"] },
+            "train.reduction: \"tree\" does not support parallel.cp_shard, cp_replicate and sp",
         ),
         (On { ranks: 3, sets: &["parallel.tp=2"] }, "[parallel]: "),
         (On { ranks: 2, sets: &["parallel.dp_shard=4"] }, "[parallel]: "),

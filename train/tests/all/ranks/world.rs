@@ -81,8 +81,9 @@ pub(crate) struct On {
 
 pub(crate) const ONE: On = On { ranks: 1, sets: &[] };
 
-/// Each home, uneven microbatches, tensor parallelism alone and inside, and pipelines.
-pub(crate) const MESHES: [On; 10] = [
+/// Each home, uneven microbatches, tensor parallelism alone and inside, pipelines, and ranks with parts
+/// of sequences.
+pub(crate) const MESHES: [On; 14] = [
     On { ranks: 2, sets: &["parallel.dp_replicate=2"] },
     On { ranks: 3, sets: &[] },
     On { ranks: 4, sets: &["parallel.home=zero1"] },
@@ -123,10 +124,27 @@ pub(crate) const MESHES: [On; 10] = [
             "pipeline.stages_per_rank=2",
         ],
     },
+    On { ranks: 4, sets: &["parallel.cp_shard=4"] },
+    On { ranks: 2, sets: &["parallel.sp=2"] },
+    On {
+        ranks: 8,
+        sets: &["parallel.cp_shard=2", "parallel.cp_replicate=2", "parallel.attention='ring'"],
+    },
+    On {
+        ranks: 8,
+        sets: &[
+            "parallel.pp=2",
+            "parallel.cp_shard=2",
+            "parallel.sp=2",
+            "parallel.attention='ring'",
+            "parallel.home=zero1",
+            "train.activation_checkpointing=true",
+        ],
+    },
 ];
 
 /// Experts on other ranks.
-pub(crate) const EXPERT_MESHES: [On; 4] = [
+pub(crate) const EXPERT_MESHES: [On; 5] = [
     On { ranks: 4, sets: &["parallel.ep=4"] },
     On {
         ranks: 4,
@@ -151,6 +169,7 @@ pub(crate) const EXPERT_MESHES: [On; 4] = [
             "parallel.dispatch='all_to_all'",
         ],
     },
+    On { ranks: 4, sets: &["parallel.cp_shard=2", "parallel.sp=2", "parallel.ep=4"] },
 ];
 
 /// The meshes that a model can be trained on.
