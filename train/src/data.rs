@@ -50,8 +50,10 @@ pub struct TextInfo {
     pub empty_files: u64,
     /// The weight of each source.
     pub weights: Vec<f64>,
-    /// Of data with conversations: each document that has more tokens than all before it.
+    /// Of a training text with conversations: each document that has more tokens than all before it.
     pub longest: Vec<LongDocument>,
+    /// As `longest`, of the validation text.
+    pub longest_held_out: Vec<LongDocument>,
 }
 
 /// A document that may be too long for a sequence.
@@ -98,9 +100,11 @@ impl Data {
             None => write_tokens(key, &tokenizer, &sources, &validation, folder)?,
         };
 
-        let pieces = sources.iter().flatten().chain(&validation);
-        let longest = longest(&tokens, &pieces.map(Piece::name).collect::<Vec<_>>());
-        let texts = TextInfo { longest, ..texts.info() };
+        let texts = TextInfo {
+            longest: longest(tokens.training(), &sources.concat()),
+            longest_held_out: longest(tokens.validation(), &validation),
+            ..texts.info()
+        };
         Ok(Data { texts, tokenizer, tokens, too_long: config.too_long })
     }
 
@@ -133,8 +137,8 @@ impl Data {
     /// refuses it.
     pub fn order(&self, seq_len: usize, batch_size: usize, seed: u64) -> Result<Order> {
         let tokens = self.tokens.training();
-        let is_packed = self.packs_training();
-        self.check_lengths(is_packed, seq_len)?;
+        let is_packed = tokens.is_masked();
+        self.check_lengths(&self.texts.longest, seq_len)?;
         let weights = &self.texts.weights;
         let windows = match is_packed {
             true => None,
@@ -154,8 +158,8 @@ impl Data {
         Ok(Order::new(self.format(tokens, is_packed, seq_len), sources, batch_size, seed))
     }
 
-    /// The rows of the validation text, each of `seq_len` tokens; `None` if no text is held out. They
-    /// are made as those of the training text, or packed if there are conversations.
+    /// The rows of the validation text, each of `seq_len` tokens; `None` if no text is held out. Whether
+    /// they are windows depends on this text only.
     ///
     /// # Errors
     /// As [`Data::order`].
@@ -164,19 +168,14 @@ impl Data {
         if tokens.is_empty() {
             return Ok(None);
         }
-        let is_packed = self.packs_training() || tokens.is_masked();
-        self.check_lengths(is_packed, seq_len)?;
+        let is_packed = tokens.is_masked();
+        self.check_lengths(&self.texts.longest_held_out, seq_len)?;
         let windows = match is_packed {
             true => None,
             false => Some(Windows::new("validation", tokens.len(), seq_len)?),
         };
         let units = units("the validation text", tokens, 0..tokens.len(), windows, seq_len)?;
         Ok(Some(Rows::new(self.format(tokens, is_packed, seq_len), units)))
-    }
-
-    /// Whether training has rows of whole documents.
-    fn packs_training(&self) -> bool {
-        self.tokens.training().is_masked()
     }
 
     fn format(&self, tokens: Tokens<'_>, is_packed: bool, seq_len: usize) -> RowFormat {
@@ -187,17 +186,16 @@ impl Data {
         }
     }
 
-    fn check_lengths(&self, is_packed: bool, seq_len: usize) -> Result<()> {
-        let mut longest = self.texts.longest.iter();
-        let first = longest.find(|document| document.tokens > seq_len);
-        if let (true, TooLong::Refuse, Some(document)) = (is_packed, self.too_long, first) {
+    /// Refuses the first document of `longest` that is longer than `seq_len`, if `data.too_long` does.
+    fn check_lengths(&self, longest: &[LongDocument], seq_len: usize) -> Result<()> {
+        let first = longest.iter().find(|document| document.tokens > seq_len);
+        let refused = first.filter(|_| self.too_long == TooLong::Refuse);
+        if let Some(LongDocument { name, tokens }) = refused {
             bail!(
                 Invalid,
-                "{} has {} tokens but train.seq_len = {seq_len}, and conversations are not divided; raise \
-                 train.seq_len, shorten the document, or set data.too_long = \"cut\" to make several \
-                 documents of it",
-                document.name,
-                document.tokens
+                "{name} has {tokens} tokens but train.seq_len = {seq_len}, and conversations are not \
+                 divided; raise train.seq_len, shorten the document, or set data.too_long = \"cut\" to \
+                 make several documents of it"
             );
         }
         Ok(())
@@ -250,20 +248,20 @@ fn units(
 
 /// Each document of a text with conversations that has more tokens than all before it. So the first
 /// that is longer than a sequence is known for any length of sequences.
-fn longest(tokens: &TokenCache, names: &[&str]) -> Vec<LongDocument> {
-    let (training, validation) = (tokens.training(), tokens.validation());
-    let (mut longest, mut number) = (Vec::<LongDocument>::new(), 0);
-    for part in [training, validation] {
-        if !(training.is_masked() || validation.is_masked()) {
-            break;
-        }
-        for document in part.documents(0..part.len()) {
-            let name = names.get(number);
-            number += 1;
-            if longest.last().is_none_or(|longest| document.len() > longest.tokens) {
-                let name = name.map_or_else(|| format!("document {number}"), ToString::to_string);
-                longest.push(LongDocument { name, tokens: document.len() });
-            }
+fn longest(tokens: Tokens<'_>, pieces: &[Piece<'_>]) -> Vec<LongDocument> {
+    let mut longest: Vec<LongDocument> = Vec::new();
+    if !tokens.is_masked() {
+        return longest;
+    }
+    for (number, document) in tokens.documents(0..tokens.len()).enumerate() {
+        if longest.last().is_none_or(|longest| document.len() > longest.tokens) {
+            // Only a tokenizer without a separator can leave a document without tokens.
+            let is_named = pieces.len() as u64 == tokens.document_count();
+            let name = match pieces.get(number).filter(|_| is_named) {
+                Some(piece) => piece.name().to_owned(),
+                None => format!("document {}", number + 1),
+            };
+            longest.push(LongDocument { name, tokens: document.len() });
         }
     }
     longest
@@ -330,6 +328,7 @@ impl Texts {
             empty_files: self.all().map(|corpus| corpus.empty_files).sum(),
             weights: self.sources.iter().map(|(_, weight)| *weight).collect(),
             longest: Vec::new(),
+            longest_held_out: Vec::new(),
         }
     }
 
