@@ -100,7 +100,7 @@ fn rows(encoded: &Encoded, seq_len: usize) -> Vec<Row> {
     // Nothing follows the last token.
     let last = length.saturating_sub(1);
     let starts = (0..last).step_by(seq_len);
-    starts.map(|start| Row(vec![start..(start + seq_len).min(last)])).collect()
+    starts.map(|start| Row::of(start..(start + seq_len).min(last))).collect()
 }
 
 fn gather(

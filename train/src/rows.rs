@@ -44,6 +44,11 @@ pub(crate) trait TokenStream {
 pub(crate) struct Row(pub(crate) Vec<Range<usize>>);
 
 impl Row {
+    /// A row of one range.
+    pub(crate) fn of(range: Range<usize>) -> Row {
+        Row(Vec::from([range]))
+    }
+
     /// The number of ids, without padding.
     pub(crate) fn len(&self) -> usize {
         self.0.iter().map(Range::len).sum()
@@ -193,7 +198,7 @@ pub(crate) mod tests {
     #[test]
     fn a_window_says_where_its_documents_are() {
         let stream = Consecutive::of(&[4, 1, 10]);
-        let rows = [Row(vec![0..6]), Row(vec![6..12])];
+        let rows = [Row::of(0..6), Row::of(6..12)];
         let batch = Batch::gather(FORMAT, &rows, &stream).unwrap();
         assert_eq!(batch.input_ids, (100..112).collect::<Vec<i64>>());
         let labels = [101, 102, 103, NONE, NONE, 106, 107, 108, 109, 110, 111, 112];
@@ -201,7 +206,7 @@ pub(crate) mod tests {
         assert_eq!(batch.positions, [0, 1, 2, 3, 0, 0, 0, 1, 2, 3, 4, 5]);
         assert_eq!(batch.documents, [0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0]);
 
-        let error = Batch::gather(FORMAT, &[Row(vec![12..18])], &stream).unwrap_err();
+        let error = Batch::gather(FORMAT, &[Row::of(12..18)], &stream).unwrap_err();
         assert!(error.to_string().starts_with("the text has no token 15; "), "{error}");
     }
 
@@ -228,7 +233,7 @@ pub(crate) mod tests {
         ) {
             let stream = Consecutive { is_masked, ..Consecutive::of(&lengths) };
             let starts = (0..stream.length).step_by(seq_len);
-            let rows = starts.map(|at| Row(vec![at..(at + seq_len).min(stream.length)]));
+            let rows = starts.map(|at| Row::of(at..(at + seq_len).min(stream.length)));
             let rows: Vec<Row> = rows.collect();
             let batch = Batch::gather(RowFormat { seq_len, ..FORMAT }, &rows, &stream).unwrap();
 

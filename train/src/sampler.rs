@@ -59,7 +59,7 @@ impl Windows {
 
     fn row(self, window: usize) -> Row {
         let start = window * self.seq_len;
-        Row(vec![start..start + self.seq_len])
+        Row::of(start..start + self.seq_len)
     }
 
     /// The windows in the part `within` of `stream` that have a label.
