@@ -13,7 +13,6 @@ use meshgrad::train::config::Config;
 use meshgrad::train::data::Data;
 use meshgrad::train::qwen3;
 use meshgrad::train::run_folder::RunFolder;
-use meshgrad::train::sampler::Windows;
 use meshgrad::train::trainer::Trainer;
 
 const SMALL: &str = r#"
@@ -42,13 +41,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::cpu();
     let data = Data::prepare(&config.data, &run)?;
     let tokens = data.tokens.training();
-    let windows = Windows::new("training", tokens.len(), config.train.seq_len)?;
-    let order = data.order(windows, config.train.batch_size, config.train.seed)?;
+    let Config { train, .. } = &config;
+    let order = data.order(train.seq_len, train.batch_size, train.seed)?;
 
     let model = qwen3::model(&config, data.tokenizer.vocab_size(), None)?;
     model.materialize(&device, config.train.seed)?;
     let mut trainer = Trainer::new(model, &config, &device)?;
-    let batches = TokenBatches::new(windows, tokens, &device);
+    let batches = TokenBatches::new(tokens, &device);
     let (rows, at_a_time) = (config.train.batch_size, config.train.micro_batch_size);
     for step in 1..=config.train.steps {
         let microbatches = batches.of_step(&order, step, rows, at_a_time);
@@ -60,8 +59,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     let (step, seed) = (config.train.steps, config.train.seed);
-    let state =
-        checkpoint::RunState { step, seed, data_digest: format!("{:032x}", data.texts.digest) };
+    let data_digest = format!("{:032x}", data.texts.digest);
+    let packing_digest = order.packing_digest();
+    let state = checkpoint::RunState { step, seed, data_digest, packing_digest };
     let saved = checkpoint::SavedRun {
         config: &config,
         model: &trainer.model,

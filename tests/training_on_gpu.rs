@@ -17,7 +17,7 @@ use meshgrad::train::data::Data;
 use meshgrad::train::optimizer::Optimizer;
 use meshgrad::train::qwen3;
 use meshgrad::train::run_folder::RunFolder;
-use meshgrad::train::sampler::{Order, Windows};
+use meshgrad::train::sampler::Order;
 use meshgrad::train::session::Session;
 use meshgrad::train::trainer::{PendingStep, Trainer};
 
@@ -74,7 +74,6 @@ struct Run {
     device: Device,
     data: Data,
     order: Order,
-    windows: Windows,
     trainer: Trainer<Qwen3>,
     _place: tempfile::TempDir,
 }
@@ -84,24 +83,22 @@ impl Run {
         let place = tempfile::tempdir().unwrap();
         let folder = RunFolder::open(place.path()).unwrap();
         let data = Data::prepare(&config.data, &folder).unwrap();
-        let tokens = data.tokens.training().len();
-        let windows = Windows::new("training", tokens, config.train.seq_len).unwrap();
+        let TrainConfig { batch_size, seq_len, seed, .. } = config.train;
         let model = qwen3::model(config, data.tokenizer.vocab_size(), None).unwrap();
-        model.materialize(device, config.train.seed).unwrap();
+        model.materialize(device, seed).unwrap();
         Run {
             config: config.clone(),
             device: device.clone(),
-            order: Order::new(windows, config.train.batch_size, config.train.seed),
+            order: data.order(seq_len, batch_size, seed).unwrap(),
             trainer: Trainer::new(model, config, device).unwrap(),
             data,
-            windows,
             _place: place,
         }
     }
 
     fn step(&mut self, step: u64) -> PendingStep {
         let tokens = self.data.tokens.training();
-        let batches = TokenBatches::new(self.windows, tokens, &self.device);
+        let batches = TokenBatches::new(tokens, &self.device);
         let TrainConfig { batch_size, micro_batch_size, .. } = self.config.train;
         let microbatches = batches.of_step(&self.order, step, batch_size, micro_batch_size);
         self.trainer.step(step, microbatches).unwrap()

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use approx::{assert_relative_eq, assert_relative_ne, relative_eq};
 use meshgrad::ckpt::{Dtype, FileWriter, TensorFile};
+use meshgrad::runtime::Device;
+use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::config::Config;
 use meshgrad::train::data::Data;
 use meshgrad::train::qwen3::Tables;
 use meshgrad::train::run_folder::RunFolder;
-use meshgrad::train::sampler::{Batch, Order, Windows};
 use serde_json::Value;
 
 use crate::on_disk::flip;
@@ -64,15 +65,16 @@ fn batches(dir: &TestDir) -> [Vec<i64>; 2] {
     let config = Config::parse::<Tables>(CONFIG, "the test", &sets).unwrap();
     let folder = RunFolder::open(&dir.path("data")).unwrap();
     let data = Data::prepare(&config.data, &folder).unwrap();
-    let (tokens, train) = (data.tokens.training(), &config.train);
-    let windows = Windows::new("training", tokens.len(), train.seq_len).unwrap();
-    let order = Order::new(windows, train.batch_size, train.seed);
+    let (device, train) = (Device::cpu(), &config.train);
+    let order = data.order(train.seq_len, train.batch_size, train.seed).unwrap();
+    let batches = TokenBatches::new(data.tokens.training(), &device);
     let mut all = [Vec::new(), Vec::new()];
     for step in 1..=train.steps {
-        let chosen = order.windows(step, 0..train.batch_size);
-        let batch = Batch::gather(windows, chosen, |at| tokens.get(at)).unwrap();
-        all[0].extend(batch.input_ids);
-        all[1].extend(batch.labels);
+        for batch in batches.of_step(&order, step, train.batch_size, train.micro_batch_size) {
+            let batch = batch.unwrap();
+            all[0].extend(batch.ids.to_vec::<i64>().unwrap());
+            all[1].extend(batch.labels.to_vec::<i64>().unwrap());
+        }
     }
     all
 }

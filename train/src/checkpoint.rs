@@ -63,6 +63,10 @@ pub struct RunState {
     pub seed: u64,
     /// XXH3-128 of the text, in hexadecimal. A run resumes only with the text it started with.
     pub data_digest: String,
+    /// The digest of how conversations are packed
+    /// ([`Order::packing_digest`](crate::sampler::Order::packing_digest)); `None` for windows of text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packing_digest: Option<String>,
 }
 
 /// The optimizer that a checkpoint was saved with.
@@ -182,6 +186,26 @@ pub fn check_data(checkpoint: &Committed, digest: u128, tokenizer: &Tokenizer) -
     match saved == now {
         true => Ok(()),
         false => Err(other_run(checkpoint, "data.tokenizer", saved, now)),
+    }
+}
+
+/// Checks that `saved`, the state in `checkpoint`, is of a run whose rows have the digest `now`.
+///
+/// # Errors
+/// When they have another one.
+pub(crate) fn check_packing(
+    checkpoint: &Committed,
+    saved: &RunState,
+    now: Option<&str>,
+) -> Result<()> {
+    let saved = saved.packing_digest.as_deref();
+    let shown = |digest: Option<&str>| match digest {
+        None => "in windows of the text".to_owned(),
+        Some(digest) => format!("packed with xxh3 {digest}"),
+    };
+    match saved == now {
+        true => Ok(()),
+        false => Err(other_run(checkpoint, "documents", shown(saved), shown(now))),
     }
 }
 

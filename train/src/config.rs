@@ -88,6 +88,20 @@ pub struct DataConfig {
     pub validation: Vec<String>,
     /// Several training texts with weights, in place of `paths`.
     pub sources: Vec<SourceConfig>,
+    /// With conversations: what happens to a document that is longer than a sequence.
+    pub too_long: TooLong,
+}
+
+/// `data.too_long`: what happens to a document that is longer than `train.seq_len`, in data with
+/// conversations. Other text is always divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TooLong {
+    /// It is an error.
+    #[default]
+    Refuse,
+    /// It is cut into documents of at most `train.seq_len` tokens.
+    Cut,
 }
 
 /// A table of `[[data.sources]]`: a training text.
@@ -113,6 +127,7 @@ impl Default for DataConfig {
             val_fraction: 0.02,
             validation: Vec::new(),
             sources: Vec::new(),
+            too_long: TooLong::default(),
         }
     }
 }

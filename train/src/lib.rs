@@ -4,8 +4,8 @@
 //!
 //! - [`config`]: the whole configuration of a run, strict, with every default.
 //! - [`corpus`]: text; [`split`]: the held-out part; [`tokenizer`]: text to ids and back; [`chat`]:
-//!   conversations as ids; [`tokens`]: the memory-mapped token cache; [`sampler`]: the windows of
-//!   each batch.
+//!   conversations as ids; [`tokens`]: the memory-mapped token cache; [`sampler`]: the rows of each
+//!   batch.
 //! - [`schedule`]: the learning rate of each step.
 //! - [`sampling`]: the distribution of the next token; [`stop`]: strings that end a text.
 //!
@@ -42,6 +42,7 @@ pub mod memory;
 pub mod metrics;
 pub mod optim;
 pub mod optimizer;
+mod packing;
 pub mod pipeline;
 #[cfg(feature = "plots")]
 pub mod plot;
@@ -49,6 +50,7 @@ pub mod prompt;
 pub mod qwen3;
 pub mod ranks;
 pub mod report;
+mod rows;
 pub mod run_folder;
 pub mod sampler;
 pub mod sampling;

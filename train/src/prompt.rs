@@ -72,7 +72,7 @@ pub fn held_out(data: &Data, seed: u64, step: u64) -> Result<Prompt> {
     let start = (hash % starts as u64) as usize;
 
     let (tokenizer, separator) = (&data.tokenizer, data.tokenizer.separator());
-    if let Some(question) = question(tokens, start, tokenizer)? {
+    if let Some(question) = question(tokens, start) {
         return Prompt::of_question(tokenizer, ids_of(tokens, question));
     }
     let ids = ids_of(tokens, start..start + IDS);
@@ -92,36 +92,19 @@ fn ids_of(tokens: Tokens<'_>, range: Range<usize>) -> Vec<u32> {
 /// The ids before an answer, from the start of its conversation, but at most [`QUESTION_IDS`];
 /// never empty. The answer is the first after `start`, or the first of all if none follows; `None`
 /// if there is none.
-fn question(
-    tokens: Tokens<'_>,
-    start: usize,
-    tokenizer: &Tokenizer,
-) -> Result<Option<Range<usize>>> {
+fn question(tokens: Tokens<'_>, start: usize) -> Option<Range<usize>> {
     if !tokens.is_masked() {
-        return Ok(None);
+        return None;
     }
-    let separator = tokenizer.separator();
-    let is_separator = |at: usize| separator.is_some() && tokens.get(at) == separator;
-    // A trained id after a separator belongs to a document that is not a conversation.
-    let is_template = |at: usize| !tokens.is_trained(at) && !is_separator(at);
+    // A document that starts with a trained id is not a conversation.
+    let is_template = |at: usize| !tokens.is_trained(at) && !tokens.is_start(at + 1);
     let is_answer =
         |at: &usize| tokens.is_trained(*at) && at.checked_sub(1).is_some_and(is_template);
     let answer = (start..tokens.len()).find(is_answer);
-    let Some(end) = answer.or_else(|| (0..start).find(is_answer)) else {
-        return Ok(None);
-    };
-    // In the plain format, a separator also ends each answer. Another turn then follows it.
-    let between = tokenizer.encode(chat::BETWEEN)?;
-    let continues = |at: usize| {
-        tokens.is_trained(at)
-            && (1..).zip(&between).all(|(offset, id)| {
-                tokens.get(at + offset) == Some(*id) && !tokens.is_trained(at + offset)
-            })
-    };
+    let end = answer.or_else(|| (0..start).find(is_answer))?;
     let earliest = end.saturating_sub(QUESTION_IDS);
-    let mut before = (earliest..end).rev();
-    let before = before.find(|at| is_separator(*at) && !continues(*at));
-    Ok(Some(before.map_or(earliest, |at| at + 1)..end))
+    let start = (earliest..end).rev().find(|at| tokens.is_start(*at));
+    Some(start.unwrap_or(earliest)..end)
 }
 
 /// The first words of the first whole line of `text`. If `is_start`, the first line is whole,

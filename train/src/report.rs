@@ -23,6 +23,7 @@ use bar::Bar;
 pub use loading::with_loading_bar;
 
 use crate::metrics::Record;
+use crate::sampler::PackingInfo;
 
 /// The header of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,6 +64,10 @@ pub struct Header {
     pub training_tokens: u64,
     /// Validation tokens.
     pub validation_tokens: u64,
+    /// How conversations are packed into sequences.
+    pub packing: Option<PackingInfo>,
+    /// The documents of the validation text that are cut, because they are longer than a sequence.
+    pub cut_for_validation: usize,
     /// The run folder.
     pub run: String,
 }
@@ -111,8 +116,22 @@ impl Header {
         ];
         let of_ranks = [("ranks", &self.mesh), ("stages", &self.stages)].into_iter();
         let of_ranks = of_ranks.filter_map(|(label, text)| Some((label, text.clone()?)));
+        let run = lines.len() - 1;
+        lines.splice(run..run, self.packing.map(|packing| ("packing", self.packed(&packing))));
         lines.splice(1..1, of_ranks);
         lines
+    }
+
+    /// The rows of an epoch, and what was cut.
+    fn packed(&self, packing: &PackingInfo) -> String {
+        let (rows, padding) = (packing.rows as f64, 100.0 * packing.padding());
+        let rows = format::thousands(rows);
+        let cut = match packing.cut + self.cut_for_validation {
+            0 => String::new(),
+            1 => ", 1 document is cut".to_owned(),
+            count => format!(", {} documents are cut", format::thousands(count as f64)),
+        };
+        format!("{rows} sequences of whole documents, {padding:.1}% padding{cut}")
     }
 }
 
@@ -143,13 +162,15 @@ pub fn short_line(record: &Record, progress: &RunProgress) -> String {
 }
 
 /// The line of a step: [`short_line`], then `val 3.500  lr 9.8e-4  |g| 0.82  mem 412 MB`, what is known of
-/// the use of GPUs and of communication, and each expert's share of the tokens.
+/// packing, of the use of GPUs and of communication, and each expert's share of the tokens.
 pub fn line(record: &Record, progress: &RunProgress) -> String {
     let mut parts = vec![short_line(record, progress)];
     parts.extend(progress.val_loss.map(|loss| format!("val {loss:.3}")));
     parts.push(format!("lr {}", format::rate(record.lr)));
     parts.push(format!("|g| {:.2}", record.grad_norm));
     parts.push(format!("mem {}", format::bytes(progress.memory)));
+    let padding = record.extra.get("padding").and_then(serde_json::Value::as_f64);
+    parts.extend(padding.map(|padding| format!("padding {:.1}%", 100.0 * padding)));
     parts.extend(record.mfu.map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
     parts.extend(communication(record));
     if !record.expert_shares.is_empty() {
@@ -330,6 +351,8 @@ mod tests {
             ("repeats", 1.0),
         ];
         record.extra.extend(of_dispatches.map(|(name, value)| (name.to_owned(), value.into())));
+        record.extra.insert("padding".to_owned(), 0.031.into());
+        let rest = rest.replace("  mfu", "  padding 3.1%  mfu");
         let last = "  busiest rank 1.45  6,288 rows sent, 50.4 MB  repeated 1";
         assert_eq!(line(&record, &progress), format!("{short}{rest}{last}"));
     }
@@ -363,6 +386,14 @@ mod tests {
             vocab_size: 4096,
             training_tokens: 4_900_000,
             validation_tokens: 100_000,
+            packing: Some(PackingInfo {
+                pieces: 1900,
+                tokens: 4_800_000,
+                rows: 5000,
+                seq_len: 1000,
+                cut: 1,
+            }),
+            cut_for_validation: 1,
             run: "runs/default".to_owned(),
         };
         let lines: Vec<String> = header.lines().into_iter().map(|(_, text)| text).collect();
@@ -374,6 +405,7 @@ mod tests {
             "Rust sources of 97 crates: 1,900 documents, 16.0 MB, 3 invalid UTF-8 bytes \
              replaced, 2 empty files skipped  xxh3 0123456789abcdef",
             "4.90M for training, 100K held out, vocabulary 4,096",
+            "5,000 sequences of whole documents, 4.0% padding, 2 documents are cut",
             "runs/default",
         ];
         assert_eq!(lines, expected);

@@ -1,20 +1,24 @@
-//! The batches of a run: which windows of the token stream each step trains on.
+//! The batches of a run: which rows of the token stream each step trains on.
 //!
 //! The stream is divided into windows of `seq_len` tokens. Each epoch visits every window once, in
 //! an order that depends only on seed and epoch: a Feistel network over the window index. A batch
 //! is therefore a pure function of seed and step. There is no state to save, and each rank computes
-//! its own rows.
+//! its own rows. The rows of conversations are not windows but whole documents (`packing.rs`), in an
+//! order of the same kind.
 //!
-//! The tokens of several sources form one stream, and no window crosses from one source into the
-//! next. The samples of a run are divided among the sources by weight, as evenly as possible, and
-//! each source has epochs of its own.
+//! The tokens of several sources form one stream, and no row crosses from one source into the next.
+//! The samples of a run are divided among the sources by weight, as evenly as possible, and each
+//! source has epochs of its own.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use meshgrad_error::{Result, ensure, error};
+use meshgrad_error::{Result, ensure};
+use twox_hash::XxHash3_128;
 
-use crate::tokens::Tokens;
+pub use crate::packing::PackingInfo;
+use crate::packing::{Packing, Pieces, Plan};
+use crate::rows::{Row, RowFormat, TokenStream};
 
 /// The windows of a token stream. Window `w` has inputs `[w L, w L + L)`, and labels shifted by one
 /// token.
@@ -53,47 +57,22 @@ impl Windows {
         self.count
     }
 
-    /// The tokens of a window, one more than `seq_len`: inputs are all but the last, labels all but
-    /// the first.
-    pub fn tokens(self, window: usize) -> Range<usize> {
+    fn row(self, window: usize) -> Row {
         let start = window * self.seq_len;
-        start..start + self.seq_len + 1
+        Row::of(start..start + self.seq_len)
     }
 
-    /// The windows in the part `within` of `tokens` that have a trained label. `text` names the
-    /// part in the error.
-    ///
-    /// # Errors
-    /// When there are none.
-    pub fn trained_within(
-        self,
-        within: Range<usize>,
-        tokens: Tokens<'_>,
-        text: impl FnOnce() -> String,
-    ) -> Result<Choice> {
-        let windows = self.trained(self.within(&within), tokens);
-        ensure!(
-            windows.count() > 0,
-            Invalid,
-            "no sequence of {} has a token of an assistant's message ({} of {} tokens count towards the \
-             loss); add conversations or lower train.seq_len",
-            text(),
-            within.clone().filter(|at| tokens.is_trained(*at)).count(),
-            within.len()
-        );
-        Ok(windows)
-    }
-
-    /// The windows of `windows` that have a trained label.
-    pub fn trained(self, windows: Range<usize>, tokens: Tokens<'_>) -> Choice {
-        if !tokens.is_masked() {
-            return Choice::Range(windows);
-        }
-        let has_trained = |window: &usize| {
-            let mut labels = self.tokens(*window).skip(1);
-            labels.any(|at| tokens.is_trained(at))
+    /// The windows in the part `within` of `stream` that have a label.
+    pub(crate) fn with_labels(self, within: &Range<usize>, stream: &impl TokenStream) -> Choice {
+        let windows = self.within(within);
+        let has_label = |window: &usize| {
+            let mut inputs = self.row(*window).0.into_iter().flatten();
+            inputs.any(|at| stream.label(at).is_some())
         };
-        Choice::List(windows.filter(has_trained).collect())
+        match windows.clone().all(|window| has_label(&window)) {
+            true => Choice::Range(windows),
+            false => Choice::List(windows.filter(has_label).collect()),
+        }
     }
 
     /// The windows whose tokens are all in `tokens`.
@@ -104,55 +83,9 @@ impl Windows {
     }
 }
 
-/// Inputs and labels, row by row, [rows, seq_len].
+/// Some windows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Batch {
-    /// Input tokens.
-    pub input_ids: Vec<i64>,
-    /// The token that follows each of `input_ids`, aligned by position.
-    pub labels: Vec<i64>,
-    /// Sequences.
-    pub rows: usize,
-    /// Tokens per sequence.
-    pub seq_len: usize,
-}
-
-impl Batch {
-    /// Gathers `windows` from a stream; `token` returns the id at a position, `None` past the end.
-    ///
-    /// # Errors
-    /// When a window ends after the text.
-    pub fn gather(
-        grid: Windows,
-        windows: impl IntoIterator<Item = usize>,
-        token: impl Fn(usize) -> Option<u32>,
-    ) -> Result<Self> {
-        let mut batch =
-            Self { input_ids: Vec::new(), labels: Vec::new(), rows: 0, seq_len: grid.seq_len };
-
-        for window in windows {
-            // A window that ends after the text is not a window of this text.
-            let id = |at| {
-                token(at).ok_or_else(|| {
-                    error!(
-                        Invalid,
-                        "the text has no token {at}; its windows were computed for a longer text"
-                    )
-                })
-            };
-            let tokens = grid.tokens(window).map(|at| id(at).map(i64::from));
-            let tokens = tokens.collect::<Result<Vec<i64>>>()?;
-            batch.input_ids.extend(&tokens[..grid.seq_len]);
-            batch.labels.extend(&tokens[1..]);
-            batch.rows += 1;
-        }
-        Ok(batch)
-    }
-}
-
-/// The windows of a source.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Choice {
+pub(crate) enum Choice {
     /// Consecutive windows.
     Range(Range<usize>),
     /// These windows.
@@ -161,7 +94,7 @@ pub enum Choice {
 
 impl Choice {
     /// Number of windows.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         match self {
             Choice::Range(range) => range.len(),
             Choice::List(list) => list.len(),
@@ -169,7 +102,7 @@ impl Choice {
     }
 
     /// The window at `position`, which is below [`Choice::count`].
-    pub fn window(&self, position: usize) -> usize {
+    fn window(&self, position: usize) -> usize {
         match self {
             Choice::Range(range) => range.start + position,
             Choice::List(list) => list[position],
@@ -177,58 +110,187 @@ impl Choice {
     }
 }
 
-/// The order of training windows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What the rows of a text or a source are made of.
+#[derive(Debug)]
+pub(crate) enum Units {
+    /// Each row is one of these windows.
+    Windows(Windows, Choice),
+    /// Rows have whole documents.
+    Pieces(Pieces),
+}
+
+/// All rows of a text in its order, to validate.
+#[derive(Debug)]
+pub struct Rows {
+    pub(crate) format: RowFormat,
+    units: Units,
+    plan: Plan,
+}
+
+impl Rows {
+    pub(crate) fn new(format: RowFormat, units: Units) -> Rows {
+        let plan = match &units {
+            Units::Windows(..) => Plan::default(),
+            Units::Pieces(pieces) => pieces.in_order(),
+        };
+        Rows { format, units, plan }
+    }
+
+    /// Number of rows.
+    pub(crate) fn count(&self) -> usize {
+        match &self.units {
+            Units::Windows(_, choice) => choice.count(),
+            Units::Pieces(_) => self.plan.rows(),
+        }
+    }
+
+    /// The row at `position`, which is below [`Rows::count`].
+    pub(crate) fn row(&self, position: usize) -> Row {
+        match &self.units {
+            Units::Windows(windows, choice) => windows.row(choice.window(position)),
+            Units::Pieces(pieces) => pieces.row(&self.plan, position),
+        }
+    }
+
+    /// The number of documents that are cut, because they are longer than a row.
+    pub fn cut(&self) -> usize {
+        match &self.units {
+            Units::Windows(..) => 0,
+            Units::Pieces(pieces) => pieces.cut,
+        }
+    }
+}
+
+/// The order of training rows.
+#[derive(Debug, Clone)]
 pub struct Order {
+    pub(crate) format: RowFormat,
     sources: Vec<Source>,
-    seed: u64,
     batch_size: usize,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct Source {
-    windows: Choice,
+    rows: SourceRows,
     /// Its share of the samples that earlier sources do not take, in units of 2^-32.
     share: u64,
+}
+
+#[derive(Debug, Clone)]
+enum SourceRows {
+    Windows { windows: Windows, choice: Choice, seed: u64 },
+    Packed(Arc<Packing>),
+}
+
+impl SourceRows {
+    fn new(units: Units, seed: u64) -> SourceRows {
+        match units {
+            Units::Windows(windows, choice) => SourceRows::Windows { windows, choice, seed },
+            Units::Pieces(pieces) => SourceRows::Packed(Arc::new(Packing::new(pieces, seed))),
+        }
+    }
+
+    /// The row of sample `sample` of this source.
+    fn row(&self, sample: u128) -> Row {
+        match self {
+            SourceRows::Windows { windows, choice, seed } => {
+                let count = choice.count() as u128;
+                let (epoch, position) = ((sample / count) as u64, (sample % count) as u64);
+                let position = permute(position, count as u64, mix(*seed, epoch));
+                windows.row(choice.window(position as usize))
+            }
+            SourceRows::Packed(packing) => packing.row(sample as u64).0,
+        }
+    }
+}
+
+/// What the rows of a step have, where they are packed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepPacking {
+    /// The share of padding.
+    pub padding: f64,
+    /// The number of labels that the loss counts.
+    pub trained: usize,
 }
 
 /// A share of 1.
 const WHOLE: u64 = 1 << 32;
 
 impl Order {
-    /// `batch_size` windows per step over all ranks, taken from `windows`.
-    pub fn new(windows: Windows, batch_size: usize, seed: u64) -> Self {
-        let all = Choice::Range(0..windows.count);
-        Self::mixed(vec![(all, 1.0)], batch_size, seed)
-    }
-
-    /// As [`Order::new`], from several sources, each with the weight of its share. There must be
-    /// sources, each with windows; weights must be finite and above 0.
-    pub(crate) fn mixed(sources: Vec<(Choice, f64)>, batch_size: usize, seed: u64) -> Self {
+    /// `batch_size` rows per step over all ranks, taken from several sources, each with the weight of
+    /// its share. There must be sources, each with rows; weights must be finite and above 0.
+    pub(crate) fn new(
+        format: RowFormat,
+        sources: Vec<(Units, f64)>,
+        batch_size: usize,
+        seed: u64,
+    ) -> Self {
         let mut rest: f64 = sources.iter().map(|(_, weight)| weight).sum();
         let last = sources.len().saturating_sub(1);
-        let source = |(at, (windows, weight)): (usize, (Choice, f64))| {
+        let source = |(at, (units, weight)): (usize, (Units, f64))| {
             let share = (weight / rest * WHOLE as f64).round() as u64;
             rest -= weight;
             let share = if at == last { WHOLE } else { share.min(WHOLE) };
-            Source { windows, share }
+            let seed = match at {
+                0 => seed,
+                at => mix(!seed, at as u64),
+            };
+            Source { rows: SourceRows::new(units, seed), share }
         };
-        Self { sources: sources.into_iter().enumerate().map(source).collect(), seed, batch_size }
+        let sources = sources.into_iter().enumerate().map(source).collect();
+        Self { format, sources, batch_size }
     }
 
-    /// The window in row `row` of the batch of `step` (from 1).
-    pub fn window(&self, step: u64, row: usize) -> usize {
-        let sample = u128::from(step.saturating_sub(1)) * self.batch_size as u128 + row as u128;
-        let (at, sample) = self.source(sample);
-        let windows = &self.sources[at].windows;
-        let count = windows.count() as u128;
-        let (epoch, position) = ((sample / count) as u64, (sample % count) as u64);
+    /// Row `row` of the batch of `step` (from 1).
+    pub(crate) fn row(&self, step: u64, row: usize) -> Row {
+        let (at, sample) = self.source(self.sample(step, row));
+        self.sources[at].rows.row(sample)
+    }
 
-        let seed = match at {
-            0 => self.seed,
-            at => mix(!self.seed, at as u64),
-        };
-        windows.window(permute(position, count as u64, mix(seed, epoch)) as usize)
+    fn sample(&self, step: u64, row: usize) -> u128 {
+        u128::from(step.saturating_sub(1)) * self.batch_size as u128 + row as u128
+    }
+
+    /// What the rows of `step` have; `None` if they are windows.
+    pub fn packing_of(&self, step: u64) -> Option<StepPacking> {
+        let (mut tokens, mut trained) = (0, 0);
+        for row in 0..self.batch_size {
+            let (at, sample) = self.source(self.sample(step, row));
+            let SourceRows::Packed(packing) = &self.sources[at].rows else {
+                return None;
+            };
+            let (row, labels) = packing.row(sample as u64);
+            tokens += row.len();
+            trained += labels;
+        }
+        let all = (self.batch_size * self.format.seq_len) as f64;
+        Some(StepPacking { padding: 1.0 - tokens as f64 / all, trained })
+    }
+
+    /// How the first epoch of each source is packed; `None` for windows.
+    pub fn packing(&self) -> Option<PackingInfo> {
+        let mut info = PackingInfo { seq_len: self.format.seq_len, ..PackingInfo::default() };
+        for source in &self.sources {
+            match &source.rows {
+                SourceRows::Windows { .. } => return None,
+                SourceRows::Packed(packing) => packing.describe(&mut info),
+            }
+        }
+        Some(info)
+    }
+
+    /// XXH3-128 of the rows of each source's first epoch, in hexadecimal; `None` for windows. A run
+    /// resumes only with the rows that it started with.
+    pub fn packing_digest(&self) -> Option<String> {
+        let mut hash = XxHash3_128::new();
+        for source in &self.sources {
+            match &source.rows {
+                SourceRows::Windows { .. } => return None,
+                SourceRows::Packed(packing) => packing.hash(&mut hash),
+            }
+            hash.write(&u64::MAX.to_le_bytes());
+        }
+        Some(format!("{:032x}", hash.finish_128()))
     }
 
     /// The source of sample `sample` of the run, and how many samples this source had before.
@@ -244,16 +306,11 @@ impl Order {
         }
         (last, sample)
     }
-
-    /// The windows of some rows of the batch of `step`, such as those of a microbatch or a rank.
-    pub fn windows(&self, step: u64, rows: Range<usize>) -> impl Iterator<Item = usize> + '_ {
-        rows.map(move |row| self.window(step, row))
-    }
 }
 
 /// A permutation of `0..count`: a balanced Feistel network (Luby & Rackoff 1988) over the next
 /// power of four, applied until the result is below `count` (cycle walking).
-fn permute(index: u64, count: u64, key: u64) -> u64 {
+pub(crate) fn permute(index: u64, count: u64, key: u64) -> u64 {
     const ROUNDS: u64 = 4;
 
     let bits = u64::BITS - (count - 1).leading_zeros();
@@ -274,7 +331,7 @@ fn permute(index: u64, count: u64, key: u64) -> u64 {
 }
 
 /// Mixes two words into one: the finalizer of SplitMix64 (Steele, Lea & Flood 2014) over both.
-fn mix(a: u64, b: u64) -> u64 {
+pub(crate) fn mix(a: u64, b: u64) -> u64 {
     let finish = |mut z: u64| {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -290,18 +347,32 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn labels_are_the_next_tokens() {
-        let grid = Windows::new("training", 11, 3).unwrap();
-        assert_eq!(grid.count(), 3);
+    impl Order {
+        /// The windows of `windows`.
+        fn of(windows: Windows, batch_size: usize, seed: u64) -> Order {
+            mixed_windows(windows, vec![(0..windows.count, 1.0)], batch_size, seed)
+        }
 
-        let batch = Batch::gather(grid, [0, 2], |at| Some(at as u32 * 10)).unwrap();
-        assert_eq!(batch.input_ids, [0, 10, 20, 60, 70, 80]);
-        assert_eq!(batch.labels, [10, 20, 30, 70, 80, 90]);
-        assert_eq!((batch.rows, batch.seq_len), (2, 3));
+        fn window(&self, step: u64, row: usize) -> usize {
+            self.row(step, row).0[0].start / self.format.seq_len
+        }
 
-        let short = Batch::gather(grid, [2], |at| (at < 9).then_some(0));
-        assert!(short.unwrap_err().to_string().starts_with("the text has no token 9; "));
+        fn windows(&self, step: u64, rows: Range<usize>) -> impl Iterator<Item = usize> + '_ {
+            rows.map(move |row| self.window(step, row))
+        }
+    }
+
+    fn mixed_windows(
+        windows: Windows,
+        sources: Vec<(Range<usize>, f64)>,
+        batch_size: usize,
+        seed: u64,
+    ) -> Order {
+        let seq_len = windows.seq_len;
+        let format = RowFormat { seq_len, has_documents: false, padding: 0 };
+        let units = |range| Units::Windows(windows, Choice::Range(range));
+        let sources = sources.into_iter().map(|(range, weight)| (units(range), weight));
+        Order::new(format, sources.collect(), batch_size, seed)
     }
 
     #[test]
@@ -319,7 +390,7 @@ mod tests {
     #[test]
     fn the_order_never_changes() {
         // Golden: another order would silently break exact resume of older runs.
-        let order = Order::new(Windows::new("training", 1001, 10).unwrap(), 4, 1);
+        let order = Order::of(Windows::new("training", 1001, 10).unwrap(), 4, 1);
         let first: Vec<usize> = order.windows(1, 0..4).chain(order.windows(26, 0..4)).collect();
         assert_eq!(first, GOLDEN);
     }
@@ -340,12 +411,13 @@ mod tests {
     /// window 0.
     fn mixed(sources: &[(usize, f64)], batch_size: usize, seed: u64) -> Order {
         let mut end = 0;
-        let choice = |(count, weight): &(usize, f64)| {
+        let range = |(count, weight): &(usize, f64)| {
             let start = end;
             end += count;
-            (Choice::Range(start..end), *weight)
+            (start..end, *weight)
         };
-        Order::mixed(sources.iter().map(choice).collect(), batch_size, seed)
+        let sources: Vec<_> = sources.iter().map(range).collect();
+        mixed_windows(Windows { seq_len: 1, count: end }, sources, batch_size, seed)
     }
 
     /// Golden, as [`the_order_never_changes`].
@@ -395,7 +467,7 @@ mod tests {
         /// Every epoch visits every window exactly once, for any batch size.
         #[test]
         fn an_epoch_is_a_permutation(count in 1usize..600, seed: u64, epoch in 1u64..1000) {
-            let order = Order::new(Windows { seq_len: 1, count }, count, seed);
+            let order = Order::of(Windows { seq_len: 1, count }, count, seed);
             let mut seen: Vec<usize> = order.windows(epoch, 0..count).collect();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..count).collect::<Vec<_>>());
@@ -406,7 +478,7 @@ mod tests {
         #[test]
         fn the_order_does_not_depend_on_the_batch_size(count in 1usize..100, seed: u64, batch_size in 1usize..9) {
             let grid = Windows { seq_len: 1, count };
-            let (one, many) = (Order::new(grid, 1, seed), Order::new(grid, batch_size, seed));
+            let (one, many) = (Order::of(grid, 1, seed), Order::of(grid, batch_size, seed));
             for step in 1..20 {
                 for row in 0..batch_size {
                     let sample = (step - 1) * batch_size as u64 + row as u64;
@@ -417,8 +489,8 @@ mod tests {
 
         #[test]
         fn epochs_and_seeds_differ(count in 50usize..500, seed: u64) {
-            let order = Order::new(Windows { seq_len: 1, count }, count, seed);
-            let other = Order::new(Windows { seq_len: 1, count }, count, seed ^ 1);
+            let order = Order::of(Windows { seq_len: 1, count }, count, seed);
+            let other = Order::of(Windows { seq_len: 1, count }, count, seed ^ 1);
             let epoch = |order: &Order, epoch| order.windows(epoch, 0..count).collect::<Vec<_>>();
 
             prop_assert_ne!(epoch(&order, 1), epoch(&order, 2));

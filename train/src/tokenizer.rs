@@ -189,12 +189,12 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of all texts, each followed by the separator. Runs on the current rayon pool; the
-    /// ids do not depend on the number of threads.
+    /// The ids of all texts, each followed by the separator, and where each text starts. Runs on the
+    /// current rayon pool; the ids do not depend on the number of threads.
     ///
     /// # Errors
     /// When the library fails.
-    pub fn encode_documents(&self, texts: &[&str]) -> Result<Vec<u32>> {
+    pub fn encode_documents(&self, texts: &[&str]) -> Result<(Vec<u32>, Vec<usize>)> {
         let next = if self.splits_at_words { next_word } else { next_chunk };
 
         // Text is repetitive, so each distinct piece is encoded once.
@@ -217,14 +217,18 @@ impl Tokenizer {
         let encoded: Vec<Vec<u32>> =
             distinct.par_iter().map(|piece| self.encode(piece)).collect::<Result<_>>()?;
 
-        let mut ids = Vec::new();
+        let (mut ids, mut starts, mut start) = (Vec::new(), Vec::with_capacity(texts.len()), 0);
         for piece in order {
             match piece {
                 Some(index) => ids.extend(&encoded[index]),
-                None => ids.extend(self.separator),
+                None => {
+                    ids.extend(self.separator);
+                    starts.push(start);
+                    start = ids.len();
+                }
             }
         }
-        Ok(ids)
+        Ok((ids, starts))
     }
 
     /// The text of ids. Special and unknown ids are skipped; invalid UTF-8 becomes U+FFFD.
@@ -298,7 +302,7 @@ mod tests {
                 [&whole[..], &[separator], &tokenizer.encode("x").unwrap(), &[separator]];
 
             assert!(next_chunk(&long) < long.len());
-            assert_eq!(tokenizer.encode_documents(&[&long, "x"]).unwrap(), expected.concat());
+            assert_eq!(tokenizer.encode_documents(&[&long, "x"]).unwrap().0, expected.concat());
         }
     }
 
@@ -309,7 +313,7 @@ mod tests {
         for shift in 0..17 {
             let text = format!("{}{lines}", "x".repeat(shift));
             let whole = tokenizer.encode(&text).unwrap();
-            assert_eq!(tokenizer.encode_documents(&[&text]).unwrap(), whole, "shift {shift}");
+            assert_eq!(tokenizer.encode_documents(&[&text]).unwrap().0, whole, "shift {shift}");
         }
     }
 
@@ -367,7 +371,7 @@ mod tests {
             let bpe = Tokenizer::train_bpe(&[&training], 300).unwrap();
             assert!(bpe.splits_at_words);
             let whole = [bpe.encode(&text).unwrap(), vec![bpe.separator().unwrap()]].concat();
-            prop_assert_eq!(bpe.encode_documents(&[&text]).unwrap(), whole);
+            prop_assert_eq!(bpe.encode_documents(&[&text]).unwrap().0, whole);
         }
 
         /// Streamed decoding equals decoding all ids together, even for ids that are not valid

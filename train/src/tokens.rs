@@ -1,5 +1,6 @@
 //! The token cache: all ids of a run in one memory-mapped file. The parts are the sources of the
-//! training text, in order, and then the validation text.
+//! training text, in order, and then the validation text. The file also has the start of each
+//! document, so that documents do not depend on a separator.
 //!
 //! The header records what the ids were made from, so a stale file is detected and replaced. A file
 //! is written to a temporary name, synced and renamed, so an incomplete one is never read.
@@ -16,6 +17,7 @@ use meshgrad_ckpt::io_error;
 use meshgrad_error::{Error, Result};
 use twox_hash::XxHash3_128;
 
+use crate::rows::TokenStream;
 use crate::run_folder::partial;
 pub use header::CacheKey;
 use header::{Extent, Header, total};
@@ -25,6 +27,8 @@ use header::{Extent, Header, total};
 pub struct Part<'i> {
     /// The ids.
     pub ids: &'i [u32],
+    /// The first id of each document, in ascending order. A document may have no ids.
+    pub starts: &'i [usize],
     /// Bytes of text.
     pub text_bytes: u64,
     /// The trained ids; `None` if all are trained.
@@ -50,7 +54,15 @@ impl Part<'_> {
                 (count as u64, trained.text_bytes)
             }
         };
-        Extent { ids, text_bytes, trained_ids, trained_bytes }
+        let documents = self.starts().count() as u64;
+        Extent { ids, text_bytes, trained_ids, trained_bytes, documents }
+    }
+
+    /// The starts of the documents that have ids.
+    fn starts(&self) -> impl Iterator<Item = usize> + '_ {
+        let ends = self.starts.iter().skip(1).chain([&usize::MAX]);
+        let with_ids = |(start, end): &(&usize, &usize)| start < end && **start < self.ids.len();
+        self.starts.iter().zip(ends).filter(with_ids).map(|(start, _)| *start)
     }
 }
 
@@ -103,21 +115,19 @@ impl TokenCache {
         Ok(Self::open_any(path)?.filter(|cache| cache.header.key == key))
     }
 
-    /// The key of the cache at `path`; `None` if it is missing or incomplete.
+    /// The key of the cache at `path`, also if an older version of meshgrad wrote it; `None` if it is
+    /// missing or no cache.
     ///
     /// # Errors
     /// As [`TokenCache::open`].
     pub fn key(path: &Path) -> Result<Option<CacheKey>> {
-        Ok(Self::open_any(path)?.map(|cache| cache.header.key))
+        Ok(map_any(path)?.and_then(|map| Header::key_of(&map)))
     }
 
     fn open_any(path: &Path) -> Result<Option<Self>> {
-        let map = match map(path) {
-            Ok(map) => map,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(cause) => return Err(unreadable(path, cause)),
+        let Some(map) = map_any(path)? else {
+            return Ok(None);
         };
-
         let header = Header::parse(&map);
         let is_complete = |header: &Header| header.file_bytes() == Some(map.len() as u64);
         Ok(header.filter(is_complete).map(|header| Self { map, header }))
@@ -140,7 +150,8 @@ impl TokenCache {
 
     /// The training text, all sources in order.
     pub fn training(&self) -> Tokens<'_> {
-        self.part(0, total(self.header.sources()))
+        let sources = self.header.sources();
+        self.part(0, sources)
     }
 
     /// The positions of each source in the training text.
@@ -156,21 +167,25 @@ impl TokenCache {
 
     /// The validation text.
     pub fn validation(&self) -> Tokens<'_> {
-        let first = total(self.header.sources()).ids as usize;
-        self.part(first, self.header.parts.last().copied().unwrap_or_default())
+        let sources = self.header.sources();
+        self.part(total(sources).ids as usize, &self.header.parts[sources.len()..])
     }
 
-    fn part(&self, first: usize, extent: Extent) -> Tokens<'_> {
-        let width = self.header.width as usize;
+    /// Consecutive parts, from id `first` on.
+    fn part(&self, first: usize, parts: &[Extent]) -> Tokens<'_> {
+        let extent = total(parts);
+        let (width, all) = (self.header.width as usize, total(&self.header.parts).ids as usize);
         let ids = self.header.bytes();
         let start = ids + first * width;
-        let mask = ids + total(&self.header.parts).ids as usize * width;
+        let (starts, mask) = self.map[ids + all * width..].split_at(all.div_ceil(8));
         Tokens {
             bytes: &self.map[start..start + extent.ids as usize * width],
             width,
-            mask: self.header.has_mask.then(|| &self.map[mask..]),
+            starts,
+            mask: self.header.has_mask.then_some(mask),
             first,
             extent,
+            has_documents: parts.iter().any(|part| part.documents > 1),
         }
     }
 }
@@ -180,11 +195,14 @@ impl TokenCache {
 pub struct Tokens<'c> {
     bytes: &'c [u8],
     width: usize,
+    /// The starts of documents of the whole file.
+    starts: &'c [u8],
     /// The mask of the whole file, if it has one.
     mask: Option<&'c [u8]>,
     /// The position of these ids in the file.
     first: usize,
     extent: Extent,
+    has_documents: bool,
 }
 
 impl Tokens<'_> {
@@ -208,11 +226,25 @@ impl Tokens<'_> {
         self.extent.trained_ids
     }
 
-    /// Whether the loss counts the prediction of the id at `index`; true if all count.
+    /// Number of documents that have ids.
+    pub fn document_count(&self) -> u64 {
+        self.extent.documents
+    }
+
+    /// Whether a source has more than one document.
+    pub fn has_documents(&self) -> bool {
+        self.has_documents
+    }
+
+    /// Whether the loss counts the prediction of the id at `index`; true if all count. The first id of
+    /// a document is never predicted.
     pub fn is_trained(&self, index: usize) -> bool {
-        let at = self.first + index;
-        let bit = |mask: &[u8]| mask.get(at / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1);
-        self.mask.is_none_or(bit)
+        self.mask.is_none_or(|mask| bit(mask, self.first + index))
+    }
+
+    /// Whether a document starts with the id at `index`.
+    pub fn is_start(&self, index: usize) -> bool {
+        bit(self.starts, self.first + index)
     }
 
     /// Whether the loss counts only some of the ids.
@@ -236,11 +268,31 @@ impl Tokens<'_> {
     }
 
     /// Converts a mean loss in nats per token to bits per byte of text, which is comparable between
-    /// tokenizers. Only trained ids and their text count. NaN without text.
+    /// tokenizers: the loss times the ids per byte. Only trained ids and their text count. The first
+    /// id of a document, which is not predicted, has the mean loss here. NaN without text.
     pub fn bits_per_byte(&self, loss: f64) -> f64 {
         let (ids, bytes) = (self.extent.trained_ids, self.extent.trained_bytes);
         loss / std::f64::consts::LN_2 * ids as f64 / bytes as f64
     }
+}
+
+impl TokenStream for Tokens<'_> {
+    fn id(&self, index: usize) -> Option<u32> {
+        self.get(index)
+    }
+
+    fn is_trained(&self, index: usize) -> bool {
+        self.is_trained(index)
+    }
+
+    fn is_start(&self, index: usize) -> bool {
+        self.is_start(index)
+    }
+}
+
+/// Whether bit `at` is set; false past the end.
+fn bit(bits: &[u8], at: usize) -> bool {
+    bits.get(at / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1)
 }
 
 fn write_file(path: &Path, header: &Header, parts: &[Part<'_>]) -> io::Result<()> {
@@ -250,29 +302,39 @@ fn write_file(path: &Path, header: &Header, parts: &[Part<'_>]) -> io::Result<()
         // Little-endian: the first two bytes are the id if it is below 65,536.
         file.write_all(&id.to_le_bytes()[..header.width as usize])?;
     }
+    file.write_all(&bits(parts, |part, set| part.starts().for_each(set)))?;
     if header.has_mask {
-        file.write_all(&mask(parts))?;
+        file.write_all(&bits(parts, |part, set| {
+            let is_trained = |at: &usize| part.trained.is_none_or(|trained| trained.ids[*at]);
+            (0..part.ids.len()).filter(is_trained).for_each(set);
+        }))?;
     }
     file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
 }
 
-/// One bit per id of `parts`.
-fn mask(parts: &[Part<'_>]) -> Vec<u8> {
+/// One bit per id of `parts`, of which `of_part` sets those of a part.
+fn bits(parts: &[Part<'_>], of_part: impl Fn(&Part<'_>, &mut dyn FnMut(usize))) -> Vec<u8> {
     let ids: usize = parts.iter().map(|part| part.ids.len()).sum();
-    let mut mask = vec![0; ids.div_ceil(8)];
-    let mut at = 0;
+    let mut bits = vec![0; ids.div_ceil(8)];
+    let mut first = 0;
     for part in parts {
-        for index in 0..part.ids.len() {
-            let is_trained = part.trained.is_none_or(|trained| trained.ids[index]);
-            mask[at / 8] |= u8::from(is_trained) << (at % 8);
-            at += 1;
-        }
+        of_part(part, &mut |at| bits[(first + at) / 8] |= 1 << ((first + at) % 8));
+        first += part.ids.len();
     }
-    mask
+    bits
 }
 
 fn unreadable(path: &Path, cause: io::Error) -> Error {
     io_error("read the token cache", path, cause)
+}
+
+/// The file at `path`; `None` if it is missing.
+fn map_any(path: &Path) -> Result<Option<Mmap>> {
+    match map(path) {
+        Ok(map) => Ok(Some(map)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(cause) => Err(unreadable(path, cause)),
+    }
 }
 
 fn map(path: &Path) -> io::Result<Mmap> {
@@ -295,7 +357,7 @@ mod tests {
     const KEY: CacheKey = CacheKey { recipe: 1 << 100, tokenizer: 7 };
 
     fn part(ids: &[u32]) -> Part<'_> {
-        Part { ids, text_bytes: 3 * ids.len() as u64, trained: None }
+        Part { ids, starts: &[0], text_bytes: 3 * ids.len() as u64, trained: None }
     }
 
     #[test]
@@ -329,7 +391,8 @@ mod tests {
         }
         // Changes each byte of the header, except the numbers of bytes of text.
         let (training, validation) = (HEADER_BYTES, HEADER_BYTES + PART_BYTES);
-        let of_part = |part: usize| (part..part + 8).chain(part + 16..part + 24);
+        let counts = |part: usize| (part + 16..part + 24).chain(part + 32..part + 40);
+        let of_part = |part: usize| (part..part + 8).chain(counts(part));
         for at in (0..training).chain(of_part(training)).chain(of_part(validation)) {
             let changed = folder.path().join(format!("changed-{at}"));
             let mut bytes = whole.clone();
@@ -351,7 +414,7 @@ mod tests {
     fn bits_per_byte_of_a_uniform_byte_model_is_eight() {
         let folder = tempfile::tempdir().unwrap();
         let ids: Vec<u32> = (0..100).collect();
-        let whole = Part { ids: &ids, text_bytes: 100, trained: None };
+        let whole = Part { text_bytes: 100, ..part(&ids) };
         let odd: Vec<bool> = ids.iter().map(|id| id % 2 == 1).collect();
         let trained = Some(Trained { ids: &odd, text_bytes: 50 });
         for validation in [whole, Part { trained, ..whole }] {
@@ -366,13 +429,14 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         /// Ids of two and of four bytes, in any number of sources, are read as they were written,
-        /// and so is the mask of trained ids.
+        /// and so are the mask of trained ids and the starts of documents, of which some are empty.
         #[test]
         fn ids_round_trip(
             sources in prop::collection::vec(
                 prop::collection::vec((0u32..70_000, any::<bool>()), 0..50), 1..4,
             ),
             validation in prop::collection::vec((0u32..40_000, any::<bool>()), 0..50),
+            cuts in prop::collection::vec(0usize..60, 0..5),
             is_masked: bool,
         ) {
             let folder = tempfile::tempdir().unwrap();
@@ -381,9 +445,18 @@ mod tests {
                 part.iter().map(|(id, trained)| (*id, *trained || !is_masked)).unzip()
             };
             let parts: Vec<_> = sources.iter().chain([&validation]).map(apart).collect();
+            let starts_of = |ids: &Vec<u32>| {
+                let mut starts = cuts.clone();
+                starts.push(0);
+                starts.sort_unstable();
+                starts.iter().map(|start| (*start).min(ids.len())).collect()
+            };
+            let starts: Vec<Vec<usize>> = parts.iter().map(|(ids, _)| starts_of(ids)).collect();
             let written: Vec<Part<'_>> = parts
                 .iter()
-                .map(|(ids, trained)| Part {
+                .zip(&starts)
+                .map(|((ids, trained), starts)| Part {
+                    starts,
                     trained: is_masked.then_some(Trained { ids: trained, text_bytes: 1 }),
                     ..part(ids)
                 })
@@ -396,6 +469,20 @@ mod tests {
                 let trained = (0..tokens.len()).map(|at| tokens.is_trained(at));
                 (tokens.iter().collect(), trained.collect())
             };
+            let is_start = |starts: &[usize], at: usize| starts.contains(&at);
+            let mut documents = 0;
+            for (range, starts) in cache.sources().into_iter().zip(&starts) {
+                for at in range.clone() {
+                    let expected = is_start(starts, at - range.start);
+                    prop_assert_eq!(cache.training().is_start(at), expected);
+                    documents += u64::from(expected);
+                }
+            }
+            prop_assert_eq!(cache.training().document_count(), documents);
+            for at in 0..validation.len() {
+                let expected = is_start(&starts[sources.len()], at);
+                prop_assert_eq!(cache.validation().is_start(at), expected);
+            }
             let (training, ranges) = (read(cache.training()), cache.sources());
             prop_assert_eq!(ranges.len(), sources.len());
             for (range, (ids, trained)) in ranges.into_iter().zip(&parts) {

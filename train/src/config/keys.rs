@@ -28,6 +28,11 @@ pub const KEYS: &[Meaning] = &[
         "data.sources",
         "several training texts in place of `data.paths`, each with `paths` and `weight`",
     ),
+    (
+        "data.too_long",
+        "with conversations, a document that is longer than `train.seq_len`: `refuse` is an error, `cut` \
+         makes several documents of it",
+    ),
     ("train.steps", "optimizer steps"),
     ("train.batch_size", "sequences per step, over all ranks"),
     (

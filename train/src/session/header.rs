@@ -6,6 +6,7 @@ use meshgrad_runtime::{DType, Properties};
 use super::run::Run;
 use super::utilization::peak;
 use crate::report::{Header, format};
+use crate::sampler::Rows;
 
 impl<M: Model> Run<'_, M> {
     pub(super) fn print_header(&self) {
@@ -30,6 +31,8 @@ impl<M: Model> Run<'_, M> {
             vocab_size: data.tokenizer.vocab_size(),
             training_tokens: training.len() as u64,
             validation_tokens: validation.len() as u64,
+            packing: self.order.packing(),
+            cut_for_validation: self.validation.as_ref().map_or(0, Rows::cut),
             run: self.folder.path().display().to_string(),
         });
         for note in &self.notes {

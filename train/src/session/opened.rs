@@ -80,7 +80,7 @@ impl<'a> Opened<'a> {
     /// Checks that all ranks have the same tokens and tokenizer.
     fn check_data(&self, ranks: &RunRanks<'_>) -> Result<()> {
         if ranks.count() > 1 {
-            let Data { texts, tokenizer, tokens } = &self.data;
+            let Data { texts, tokenizer, tokens, .. } = &self.data;
             let [text, tokenizer, tokens] =
                 [texts.digest, tokenizer.digest()?, tokens.digest()].map(|it| format!("{it:032x}"));
             let data = json!({ "text": text, "tokenizer": tokenizer, "tokens": tokens });
@@ -120,7 +120,7 @@ impl<'a> Opened<'a> {
             };
         }
         Ok(Ok(Opened {
-            data: Data::of_other_rank(first.texts, first.tokens, &folder)?,
+            data: Data::of_other_rank(first.texts, first.tokens, &config.data, &folder)?,
             start: Start::of_other_rank(checkpoint, config),
             folder,
             rollback: None,

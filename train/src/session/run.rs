@@ -29,7 +29,7 @@ use crate::prompt::Prompt;
 use crate::ranks::RunRanks;
 use crate::report::{self, Reporter, RunProgress};
 use crate::run_folder::RunFolder;
-use crate::sampler::{Order, Windows};
+use crate::sampler::{Order, Rows};
 use crate::trainer::{PendingStep, Trainer};
 use crate::{Error, Kind, Result, checkpoint, configured, generate, memory, prompt};
 
@@ -78,9 +78,10 @@ pub(super) struct Run<'a, M: Model> {
     pub(super) trainer: Trainer<M>,
     pub(super) ranks: RunRanks<'a>,
     utilization: Option<Utilization>,
-    order: Order,
-    windows: Windows,
-    validation: Option<Windows>,
+    pub(super) order: Order,
+    /// The digest of how conversations are packed.
+    pub(super) packing_digest: Option<String>,
+    pub(super) validation: Option<Rows>,
     /// On rank 0.
     records: Option<Records>,
     pub(super) reporter: Reporter,
@@ -112,9 +113,9 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let Opened { folder, data, start, .. } = opened;
         let Session { config, device, .. } = session;
         let (seq_len, rows) = (config.train.seq_len, config.train.batch_size);
-        let windows = Windows::new("training", data.tokens.training().len(), seq_len)?;
-        let order = data.order(windows, rows, config.train.seed)?;
-        let validation = data.validation_windows(seq_len)?;
+        let order = data.order(seq_len, rows, config.train.seed)?;
+        let validation = data.validation_rows(seq_len)?;
+        let packing_digest = order.packing_digest();
 
         let (stop, stop_after) = (session.stop, session.stop_after);
         ranks.check_equal(&json!({ "model.parameters": parameters(&model) }))?;
@@ -141,7 +142,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             Some(_) => {
                 memory::allocate_params(&model, device)?;
                 let trainer = trainer(session, model, pipeline)?;
-                let step = start.restore(&data, &trainer, &ranks, device, &mut notes)?;
+                let packing = packing_digest.as_deref();
+                let step = start.restore(&data, packing, &trainer, &ranks, device, &mut notes)?;
                 (trainer, step)
             }
         };
@@ -173,6 +175,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             ranks,
             utilization,
             order,
+            packing_digest,
             last: stop_after.unwrap_or(steps).min(steps),
             stop,
             config,
@@ -181,7 +184,6 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             data,
             model: whole,
             trainer,
-            windows,
             validation,
             first_step,
             notes,
@@ -247,7 +249,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
     fn step(&mut self, step: u64) -> Result<Enqueued> {
         let tokens = self.data.tokens.training();
-        let batches = TokenBatches::new(self.windows, tokens, self.device).on(&self.ranks);
+        let batches = TokenBatches::new(tokens, self.device).on(&self.ranks);
         let (rows, at_a_time) = (self.config.train.batch_size, self.rows_of_pass());
         let before = self.ranks.stats();
         let is_traced = step == self.config.log.trace_step;
@@ -320,6 +322,10 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             record.comm_bytes = Some(of_step.bytes);
             record.comm_exposed_s = Some(of_step.exposed.as_secs_f64());
         }
+        if let Some(packing) = self.order.packing_of(step) {
+            record.extra.insert("padding".to_owned(), packing.padding.into());
+            record.extra.insert("trained_tokens".to_owned(), packing.trained.into());
+        }
         let mut validated = Ok(());
         if self.validates(step) {
             validated = self.validate(step).map(|(loss, bits_per_byte)| {
@@ -367,16 +373,16 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
     /// Validation loss in nats per token and bits per byte; `None` if no text is held out.
     fn validate(&mut self, step: u64) -> Result<(Option<f64>, Option<f64>)> {
-        let Some(windows) = self.validation else {
+        let Some(held_out) = &self.validation else {
             return Ok((None, None));
         };
         let tokens = self.data.tokens.validation();
-        let batches = TokenBatches::new(windows, tokens, self.device).on(&self.ranks);
+        let batches = TokenBatches::new(tokens, self.device).on(&self.ranks);
         // As many rows at a time as in training, so that a validation needs no more memory.
         let rows = self.rows_of_pass();
         let microbatches = self.config.train.batch_size / rows;
         let count = self.config.log.val_batches.saturating_mul(microbatches);
-        let loss = self.trainer.validate(step, batches.in_order(rows, count))?;
+        let loss = self.trainer.validate(step, batches.in_order(held_out, rows, count))?;
         self.val_loss = Some(loss);
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
     }

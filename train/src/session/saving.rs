@@ -86,6 +86,7 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
             step,
             seed: self.config.train.seed,
             data_digest: format!("{:032x}", self.data.texts.digest),
+            packing_digest: self.packing_digest.clone(),
         };
         let saved = checkpoint::SavedRun {
             config: self.config,

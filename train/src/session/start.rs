@@ -81,10 +81,11 @@ impl<'a> Start<'a> {
     }
 
     /// Restores the state of `trainer`, from an earlier checkpoint if this one is damaged on any
-    /// rank. Returns the number of steps done, and adds messages to `notes`.
+    /// rank. `packing` is the digest of how the rows are packed. Returns the number of steps done, and adds messages to `notes`.
     pub(super) fn restore<M: Model>(
         mut self,
         data: &Data,
+        packing: Option<&str>,
         trainer: &Trainer<M>,
         ranks: &RunRanks<'_>,
         device: &Device,
@@ -97,7 +98,7 @@ impl<'a> Start<'a> {
         loop {
             // A checkpoint need not have buffers.
             checkpoint::init_buffers(&trainer.model, device, self.config.train.seed)?;
-            let read = self.read(&path, trainer, ranks.is_first());
+            let read = self.read(&path, packing, trainer, ranks.is_first());
             match ranks.agree_on_damage(read)? {
                 Ok(step) => {
                     self.explain(notes);
@@ -113,6 +114,7 @@ impl<'a> Start<'a> {
     fn read<M: Model>(
         &self,
         path: &Path,
+        packing: Option<&str>,
         trainer: &Trainer<M>,
         is_first: bool,
     ) -> Result<Result<u64, String>> {
@@ -131,7 +133,10 @@ impl<'a> Start<'a> {
             false => read(&|_, _| {}),
         };
         match restored {
-            Ok(state) => Ok(Ok(state.step)),
+            Ok(state) => {
+                checkpoint::check_packing(&checkpoint, &state, packing)?;
+                Ok(Ok(state.step))
+            }
             Err(error) => Ok(Err(damage_in(&checkpoint, error, verify)?)),
         }
     }

@@ -35,7 +35,9 @@ fn data(fixture: &Fixture) -> [(&'static str, Vec<String>); 2] {
     fs::write(fixture.path("chat.jsonl"), (0..30).map(line).collect::<String>()).unwrap();
     let chat = format!("data.paths=['{}']", path("chat.jsonl"));
     let skips = "optimizer.skip_nonfinite=true".to_owned();
-    [("sources", vec!["data.paths=[]".to_owned(), sources]), ("chat", vec![chat, skips])]
+    // Rows of two conversations, and epochs of seven steps.
+    let seq_len = "train.seq_len=100".to_owned();
+    [("sources", vec!["data.paths=[]".to_owned(), sources]), ("chat", vec![chat, skips, seq_len])]
 }
 
 /// Trains in the folder `run` until `stop_after`.
@@ -122,7 +124,14 @@ fn a_resumed_session_is_exact() {
             replace(&saved.join(file), from, to);
             let unverified = sets.iter().copied().chain(["checkpoint.verify=false"]);
             let sets: Vec<&str> = unverified.chain(set).collect();
-            train(&fixture, &run, &sets, Resume::From(saved), None).unwrap();
+            let resumed = train(&fixture, &run, &sets, Resume::From(saved), None);
+            if name == "chat" && set.is_some() {
+                // Another seed packs other rows.
+                let error = resumed.unwrap_err().to_string();
+                assert!(error.contains("was saved with documents packed with xxh3 "), "{error}");
+                continue;
+            }
+            resumed.unwrap();
             assert!(content(&last(&run)) != expected, "{run}: {to}");
             assert!(recorded(&fixture.path(&run)) != records, "{run}: {to}");
         }
@@ -153,17 +162,16 @@ fn changed_sources_are_named() {
     assert!(error.contains(expected), "{error}");
 }
 
-/// A text without a trained label in any window is refused before anything is written. The error
-/// has the numbers of this text.
+/// A conversation that is longer than a sequence is refused before anything is written, by its name
+/// and with both lengths. If it may be cut, the run starts.
 #[test]
-fn a_text_without_trained_labels_is_refused_at_the_start() {
+fn a_long_conversation_is_refused_at_the_start() {
     let fixture = Fixture::new();
     let [(_, sources), (_, chat)] = data(&fixture);
-    // The answer is after the last whole window.
     let long = format!(
         "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}, {{\"role\": \"assistant\", \
          \"content\": \"b\"}}]}}\n",
-        "a".repeat(40)
+        "a".repeat(400)
     );
     fs::write(fixture.path("long.jsonl"), long).unwrap();
     let long = fixture.path("long.jsonl").display().to_string();
@@ -172,24 +180,78 @@ fn a_text_without_trained_labels_is_refused_at_the_start() {
     let validation = format!("data.validation=['{long}']");
     let text_source = fixture.path("short").display().to_string();
     let second = sources[1].replace(&text_source, &long);
-    let length = "user:\n".len() + 40 + "\n\nassistant:\n".len() + 2;
-    let cases = [
-        ("the validation text", vec![&chat[0], &validation], 32),
-        ("source 2 of data.sources", vec![&sources[0], &second], 32),
-    ];
-    for (text, sets, seq_len) in cases {
-        let set = format!("train.seq_len={seq_len}");
+    let length = "user:\n".len() + 400 + "\n\nassistant:\n".len() + 2;
+    let cases = [("held-out", vec![&chat[0], &validation]), ("source", vec![&sources[0], &second])];
+    for (run, sets) in cases {
         let sets = sets.into_iter().map(String::as_str);
-        let sets: Vec<&str> = sets.chain([&set, "data.val_fraction=0.0"]).collect();
-        let error = train(&fixture, "refused", &sets, Resume::Auto, None).unwrap_err();
-        let expected = format!(
-            "no sequence of {text} has a token of an assistant's message (2 of {length} tokens \
-             count towards the loss); "
-        );
-        assert!(error.to_string().starts_with(&expected), "{error}");
-        assert!(files(&fixture.path("")) == before, "{text}");
-        assert!(!fixture.path("refused").exists(), "{text}");
+        let sets: Vec<&str> = sets.chain(["train.seq_len=350", "data.val_fraction=0.0"]).collect();
+        let error = train(&fixture, run, &sets, Resume::Auto, None).unwrap_err().to_string();
+        let expected = format!("{long}:1 has {length} tokens but train.seq_len = 350, and ");
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(files(&fixture.path("")) == before, "{run}");
+        assert!(!fixture.path(run).exists(), "{run}");
     }
+    for sets in [vec![&chat[0], &validation], vec![&sources[0], &second]] {
+        let sets = sets.into_iter().map(String::as_str);
+        let cut = ["train.seq_len=350", "data.val_fraction=0.0", "data.too_long='cut'"];
+        let sets: Vec<&str> = sets.chain(cut).collect();
+        train(&fixture, "cut", &sets, Resume::Never, None).unwrap();
+    }
+}
+
+/// A run resumes only with the rows that it started with. One of a version that did not pack
+/// conversations is refused, and the folder stays as it was.
+#[test]
+fn another_packing_is_refused() {
+    let fixture = Fixture::new();
+    let [_, (_, chat)] = data(&fixture);
+    let sets: Vec<&str> = chat.iter().map(String::as_str).chain([STEPS]).collect();
+    train(&fixture, "run", &sets, Resume::Auto, Some(4)).unwrap();
+    let state = fixture.path("run/step-000004/trainer/state.json");
+    let saved = fs::read_to_string(&state).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&saved).unwrap();
+    let digest = json["packing_digest"].as_str().unwrap().to_owned();
+    let unverified: Vec<&str> = sets.iter().copied().chain(["checkpoint.verify=false"]).collect();
+    let mut refused = |packing: Option<&str>, shown: &str| {
+        let size = saved.len();
+        json["packing_digest"] = packing.into();
+        // Sizes are always compared.
+        let text = json.to_string();
+        fs::write(&state, format!("{text:size$}")).unwrap();
+        let before = files(&fixture.path("run"));
+        let from = Resume::From(fixture.path("run/step-000004"));
+        let error = train(&fixture, "run", &unverified, from, None).unwrap_err().to_string();
+        let expected = format!(
+            "step-000004 was saved with documents {shown}, but it is now packed with xxh3 {digest}; "
+        );
+        assert!(error.contains(&expected), "{error}");
+        assert!(files(&fixture.path("run")) == before);
+    };
+    refused(None, "in windows of the text");
+    let other = digest.chars().rev().collect::<String>();
+    refused(Some(&other), &format!("packed with xxh3 {other}"));
+
+    fs::write(&state, &saved).unwrap();
+    let allowed: Vec<&str> = sets.iter().copied().chain(["data.too_long='cut'"]).collect();
+    train(&fixture, "run", &allowed, Resume::Auto, None).unwrap();
+}
+
+/// A run of a text whose token cache an older version wrote resumes with the same batches.
+#[test]
+fn an_older_token_cache_is_replaced() {
+    let fixture = Fixture::new();
+    let last = |run: &str| content(&fixture.path(run).join("step-000009"));
+    train(&fixture, "whole", &[STEPS], Resume::Auto, None).unwrap();
+    train(&fixture, "run", &[STEPS], Resume::Auto, Some(4)).unwrap();
+    let tokens = fixture.path("run/tokens.bin");
+    let mut bytes = fs::read(&tokens).unwrap();
+    assert_eq!(bytes[8], 3);
+    bytes[8] = 2;
+    bytes.truncate(bytes.len() - 8);
+    fs::write(&tokens, bytes).unwrap();
+    train(&fixture, "run", &[STEPS], Resume::Auto, None).unwrap();
+    assert!(last("run") == last("whole"));
+    assert!(fs::read(tokens).unwrap() == fs::read(fixture.path("whole/tokens.bin")).unwrap());
 }
 
 /// A run that resumes from a checkpoint of another run starts new metrics. What the folder had is

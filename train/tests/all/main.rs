@@ -14,6 +14,7 @@ mod mesh_of_one;
 mod on_disk;
 mod optim;
 mod own_tables;
+mod packing;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod pipeline;
