@@ -34,7 +34,7 @@ pub use grad_keys::AttentionGradKeys;
 pub use grad_queries::AttentionGradQueries;
 pub use problem::{Extents, Integers, Problem, Sequences, View};
 pub use tensor_core::Lines;
-pub use visible_keys::{VisibleKeys, VisibleKeysArguments};
+pub use visible_keys::{TokenWords, TokenWordsArguments, VisibleKeys, VisibleKeysArguments};
 
 use crate::assembler::Target;
 use crate::dtype::Dtype;

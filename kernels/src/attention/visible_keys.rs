@@ -1,15 +1,72 @@
 //! The range of keys that each query sees, by document and position.
+//!
+//! A token is one word: its document and its position are the high and the low 32 bits.
 
 use crate::assembler::{
     GlobalAddress, In, Kernel, Launch, Out, Pred, Ptx, S64, Target, U32, Variant,
 };
+use crate::faults::FaultSite;
 use crate::params;
 
 /// Threads per CTA, one query each.
 const THREADS: u32 = 128;
 
-/// Document and position of a token are the high and the low 32 bits of one word.
+/// The bits of a position.
 const POSITION: u64 = u32::MAX as u64;
+
+/// Exclusive upper bounds of documents and of positions. The lower bound is 0.
+const LIMITS: [u64; 2] = [1 << 31, POSITION + 1];
+
+/// The word of each token. A document or a position out of range is reported and read as 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TokenWords;
+
+impl TokenWords {
+    /// The launch for all tokens; `None` if there are none.
+    pub fn launch(&self, tokens: u64) -> Option<Launch> {
+        VisibleKeys.launch(tokens)
+    }
+}
+
+params! {
+    /// Arguments of [`TokenWords`].
+    pub struct TokenWordsArguments => Tokens {
+        /// \[N\] of i64.
+        documents: In,
+        /// \[N\] of i64.
+        positions: In,
+        /// \[N\] of i64.
+        words: Out,
+        /// Fault sites for documents, of extent 2^31, and for positions, of extent 2^32.
+        faults: [FaultSite; 2],
+        /// N.
+        total: u64,
+    }
+}
+
+impl Variant for TokenWords {
+    type Arguments = TokenWordsArguments;
+
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let Tokens { documents, positions, words, faults, total } = self.parameters(k);
+        let index = k.cta().mul_wide(THREADS) + k.thread().wide();
+        k.if_(index.lt(total), || {
+            let lists = [documents, positions];
+            let [document, position] = [0, 1].map(|at| {
+                let value = lists[at].element_wide::<i64>(index).load::<i64>();
+                let inside = faults[at].check(value, k.constant(LIMITS[at]));
+                inside.select(value.unsigned(), 0u64)
+            });
+            words.element_wide::<i64>(index).store(((document << 32) | position).signed());
+        });
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        "token_words".to_owned()
+    }
+}
 
 /// The first key of each query's document within its window, and the end of the keys up to the
 /// query. Found by binary search in rows of ascending words.

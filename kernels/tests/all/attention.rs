@@ -8,7 +8,8 @@ use meshgrad_kernel_catalogue::ON_TENSOR_CORES;
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
-    Integers, Lines, Problem, Products, Sequences, View, VisibleKeys, VisibleKeysArguments,
+    Integers, Lines, Problem, Products, Sequences, TokenWords, TokenWordsArguments, View,
+    VisibleKeys, VisibleKeysArguments,
 };
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::{Dtype, In, Out};
@@ -516,7 +517,38 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
         bytes.extend(results(device, &case([2, 4, 8]).at(Standing::Ranges(ranges))));
         check_faults(device, &case([1, 2, 6]));
     }
+    bytes.extend(token_words(device));
     bytes.extend(visible_keys(device));
+    bytes
+}
+
+/// Words of tokens. Documents and positions out of range are reported and read as 0.
+fn token_words(device: &Device) -> Vec<u8> {
+    let run = |tokens: [[i64; 2]; 2], fault| {
+        let put = |at: usize| {
+            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token[at].to_le_bytes()).collect();
+            In(device.put(&bytes))
+        };
+        let (words, word) = (Out(device.room(16)), device.put(&[0; 8]));
+        let arguments = TokenWordsArguments {
+            documents: put(0),
+            positions: put(1),
+            words,
+            faults: [1, 2].map(|site| FaultSite::new(word, site)),
+            total: 2,
+        };
+        device.run(&TokenWords, TokenWords.launch(2).unwrap(), &arguments);
+        let found = u64::from_le_bytes(device.bytes(word, 8).try_into().unwrap());
+        assert_eq!(Fault::from_word(found), fault);
+        device.bytes(words.0, 16)
+    };
+    let most = [(1 << 31) - 1, (1 << 32) - 1];
+    let bytes = run([[3, 7], most], None);
+    assert_eq!(bytes, [(3i64 << 32) + 7, i64::MAX].map(i64::to_le_bytes).concat());
+    let document = run([[1 << 31, 7], most], Some(Fault { site: 1, index: 1 << 31 }));
+    assert_eq!(document, [7, i64::MAX].map(i64::to_le_bytes).concat());
+    let position = run([[3, 7], [0, -1]], Some(Fault { site: 2, index: -1 }));
+    assert_eq!(position, [(3i64 << 32) + 7, 0].map(i64::to_le_bytes).concat());
     bytes
 }
 

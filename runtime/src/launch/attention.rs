@@ -3,7 +3,8 @@
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
-    Integers, Problem, Sequences, View, VisibleKeys, VisibleKeysArguments,
+    Integers, Problem, Sequences, TokenWords, TokenWordsArguments, View, VisibleKeys,
+    VisibleKeysArguments,
 };
 use meshgrad_kernels::{In, Out};
 
@@ -155,6 +156,23 @@ pub(crate) fn attention(
         problem,
     };
     gpu.run(&plan, &arguments)
+}
+
+/// Launches the words of tokens. `limits` are exclusive upper bounds of documents and positions.
+pub(crate) fn token_words(
+    gpu: &Launcher<'_>,
+    [documents, positions]: [&Tensor; 2],
+    limits: [usize; 2],
+    words: &UninitTensor,
+) -> Result<()> {
+    let arguments = TokenWordsArguments {
+        documents: gpu.ptr(documents)?,
+        positions: gpu.ptr(positions)?,
+        words: gpu.uninit_ptr(words)?,
+        faults: limits.map(|limit| gpu.fault_site(limit)),
+        total: documents.elements() as u64,
+    };
+    gpu.run(&Plan::new(TokenWords.launch(arguments.total), TokenWords), &arguments)
 }
 
 /// Launches the search for the keys that each query sees. `window` is at most 2^32.

@@ -111,16 +111,24 @@ pub fn attention_to_ranges(source: &dyn Source, q_shape: [usize; 4]) -> Result<O
     Ok(case.named("attention, ranges of keys"))
 }
 
-/// The keys that the tokens of documents see over a window of two. The keys lack the first token.
-pub fn visible_keys(source: &dyn Source, [batch, tokens]: [usize; 2]) -> Result<OpCase> {
-    let word =
-        |[document, position, _]: [i32; 3]| (i64::from(document) << 32) + i64::from(position);
-    let words: Vec<i64> = documents([batch, tokens]).map(word).collect();
-    let queries = Tensor::from_slice(source.device(), &[batch, tokens], &words)?;
+/// The words of the tokens of documents, and the keys that they see over a window of two. The keys
+/// lack the first token.
+pub fn visible_keys(source: &dyn Source, [batch, tokens]: [usize; 2]) -> Result<Vec<OpCase>> {
+    let list = |at: usize| {
+        let values: Vec<i64> = documents([batch, tokens]).map(|it| i64::from(it[at])).collect();
+        Tensor::from_slice(source.device(), &[batch, tokens], &values)
+    };
+    let (documents, positions) = (list(0)?, list(1)?);
+    let queries = ops::token_words(&documents, &positions)?;
     let keys = ops::contiguous(&queries.slice(1, 1..tokens)?)?;
-    Ok(case("visible_keys", [&queries, &keys], |[queries, keys]| {
-        ops::visible_keys(queries, keys, Some(2))
-    }))
+    Ok(vec![
+        case("token_words", [&documents, &positions], |[documents, positions]| {
+            ops::token_words(documents, positions)
+        }),
+        case("visible_keys", [&queries, &keys], |[queries, keys]| {
+            ops::visible_keys(queries, keys, Some(2))
+        }),
+    ])
 }
 
 /// Document, position and token of rows of documents of three tokens, then of two, in turn.

@@ -73,7 +73,7 @@ fn attentions(source: &dyn Source) -> Result<Vec<OpCase>> {
     cases.extend(noted(of_heads(4, 1)?, "one key head"));
     cases.push(cached_attention(source, [[2, 3, 4, 2], [2, 6, 2, 2]])?);
     cases.push(attention_to_ranges(source, [2, 5, 2, 2])?);
-    cases.push(visible_keys(source, [2, 5])?);
+    cases.extend(visible_keys(source, [2, 5])?);
     Ok(cases)
 }
 

@@ -16,7 +16,7 @@ use crate::launch::attention as launch;
 use crate::ops::{add, concat, contiguous, to_device};
 use crate::{Call, DType, Element, Result, Signature, Tensor, for_float};
 
-pub use visible_keys::visible_keys;
+pub use visible_keys::{token_words, visible_keys};
 
 static ATTENTION: Signature = Signature::new(
     "attention",
@@ -41,8 +41,13 @@ static ATTENTION_LSE_GRAD: Signature = Signature::new(
 .grouped("h", "g")
 .linear_in(&["dout + dlse"]);
 
-pub(super) static SIGNATURES: &[&Signature] =
-    &[&ATTENTION, &ATTENTION_GRAD, &ATTENTION_LSE_GRAD, &visible_keys::VISIBLE_KEYS];
+pub(super) static SIGNATURES: &[&Signature] = &[
+    &ATTENTION,
+    &ATTENTION_GRAD,
+    &ATTENTION_LSE_GRAD,
+    &visible_keys::TOKEN_WORDS,
+    &visible_keys::VISIBLE_KEYS,
+];
 
 /// out = softmax(scale q k^T) v and lse = ln sum exp(scale q k^T), over the keys that each query
 /// attends to under `mask`.

@@ -214,7 +214,7 @@ pub(super) fn attentions(source: &Operands<'_>) -> Result<()> {
             run(attention(source, extents, mask, 0.5)?)?;
         }
     }
-    run([visible_keys(source, [2, 70])?])
+    run(visible_keys(source, [2, 70])?)
 }
 
 pub(super) fn order(source: &Operands<'_>) -> Result<()> {

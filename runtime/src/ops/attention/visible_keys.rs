@@ -2,7 +2,7 @@
 
 use meshgrad_error::ensure;
 
-use crate::cpu::for_blocks;
+use crate::cpu::{for_blocks, index_out_of_range};
 use crate::launch::attention as launch;
 use crate::ops::contiguous;
 use crate::{Result, Signature, Tensor};
@@ -10,18 +10,58 @@ use crate::{Result, Signature, Tensor};
 pub(super) static VISIBLE_KEYS: Signature =
     Signature::new("visible_keys", "queries: i64[b t], keys: i64[b s!] -> ranges: i32[b t 2]", 0);
 
+pub(super) static TOKEN_WORDS: Signature =
+    Signature::new("token_words", "documents: i64[..], positions: i64[..] -> words: i64[..]", 0);
+
 /// Document and position of a token are the high and the low 32 bits of one word.
 const POSITIONS: u64 = 1 << 32;
 
+/// Exclusive upper bounds of documents and of positions.
+const LIMITS: [usize; 2] = [1 << 31, POSITIONS as usize];
+
 /// Queries per task.
 const BLOCK: usize = 1024;
+
+/// document * 2^32 + position: the word of each token, for [`visible_keys`].
+///
+/// # Shapes
+/// `documents` and `positions` i64 of one shape; returns the same.
+///
+/// # Errors
+/// When a document is not in 0..2^31, or a position not in 0..2^32. A GPU reads 0 for it and reports
+/// it at the next synchronization.
+pub fn token_words(documents: &Tensor, positions: &Tensor) -> Result<Tensor> {
+    let mut call = TOKEN_WORDS.call(&[documents, positions])?;
+    let mut words = call.output(0)?;
+    let (documents, positions) = (contiguous(documents)?, contiguous(positions)?);
+    if call.device().is_gpu() {
+        call.launch(|gpu| launch::token_words(gpu, [&documents, &positions], LIMITS, &words))?;
+        return Ok(words.finish());
+    }
+    let name = call.name();
+    call.compute(|| {
+        let (of_documents, of_positions) = (documents.read::<i64>()?, positions.read::<i64>()?);
+        let of_documents = super::elements(&documents, &of_documents);
+        let of_positions = super::elements(&positions, &of_positions);
+        let tokens = of_documents.iter().zip(of_positions).enumerate();
+        for ((at, (document, position)), word) in tokens.zip(words.slice::<i64>()?) {
+            for (value, limit) in [*document, *position].into_iter().zip(LIMITS) {
+                if !(0..limit as i64).contains(&value) {
+                    return Err(index_out_of_range(name, value, at, limit));
+                }
+            }
+            *word = (document << 32) + position;
+        }
+        Ok(())
+    })?;
+    Ok(words.finish())
+}
 
 /// The range of keys that each query sees: those of its document whose position is at most the
 /// query's and, with a window, above the query's position - `window`. The result is an
 /// [`AttentionSequences::Ranges`](super::AttentionSequences::Ranges).
 ///
-/// A token is one word, document * 2^32 + position, with positions below 2^32. Words must ascend
-/// along each row; they can be equal. Only documents and positions matter, not the places of tokens
+/// A token is one word of [`token_words`]. Words must ascend along each row; they can be equal. Only documents and positions matter, not the places of tokens
 /// in their row, so keys can be another part of the sequence than the queries. Padding can be a
 /// document of its own.
 ///

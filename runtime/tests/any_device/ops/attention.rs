@@ -608,9 +608,11 @@ fn visible_keys_are_those_of_the_document_up_to_the_query() {
         .collect();
     let other: Vec<[i64; 2]> = (0..42).map(|at| [at / 30, 5 + at % 30]).collect();
     for device in devices() {
-        let words = [&row, &other].map(|row| row.iter().map(|[d, p]| (d << 32) + p).collect());
-        let words: Vec<Vec<i64>> = words.into();
-        let words = Tensor::from_slice(&device, &[2, 42], &words.concat()).unwrap();
+        let [documents, positions] = [0, 1].map(|at| {
+            let values: Vec<i64> = row.iter().chain(&other).map(|token| token[at]).collect();
+            Tensor::from_slice(&device, &[2, 42], &values).unwrap()
+        });
+        let words = ops::token_words(&documents, &positions).unwrap();
         let chunks = [0..42, 0..21, 21..42, 5..6, 7..7];
         for (queries, keys) in chunks.iter().flat_map(|c| chunks.iter().map(move |k| (c, k))) {
             for window in [None, Some(0), Some(1), Some(4), Some(usize::MAX)] {
@@ -639,6 +641,22 @@ fn visible_keys_are_those_of_the_document_up_to_the_query() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn words_are_exact_and_their_limits_are_checked() {
+    for device in devices() {
+        let of = |values: [i64; 2]| Tensor::from_slice(&device, &[2], &values).unwrap();
+        let words = |documents, positions| ops::token_words(&of(documents), &of(positions));
+        let read = |documents, positions| words(documents, positions)?.to_vec::<i64>();
+        let most = [(1 << 31) - 1, (1 << 32) - 1];
+        assert_eq!(read([3, most[0]], [7, most[1]]).unwrap(), [(3 << 32) + 7, i64::MAX]);
+        let refused = |documents, positions| read(documents, positions).unwrap_err().to_string();
+        let (document, position) = (refused([1 << 31, 0], [0, 0]), refused([0, 0], [0, -1]));
+        assert!(document.contains("token_words: index 2147483648"), "{document}");
+        assert!(document.contains("is outside of 0..2147483648"), "{document}");
+        assert!(position.contains("is outside of 0..4294967296"), "{position}");
     }
 }
 
