@@ -6,13 +6,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_autograd::{Module, ModulePath, Result, Seam, Var, ops};
+use meshgrad_collectives::redistribute;
+use meshgrad_mesh::Placement;
 use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::cache::LayerCache;
 use crate::config::Qwen3Config;
 use crate::layers::{Linear, RmsNorm};
-use crate::ring::ring_attention;
+use crate::ring::{Rings, Seen};
 
 /// The positions of the tokens, shared by all layers of a forward pass.
 #[derive(Clone)]
@@ -21,8 +23,11 @@ pub struct Positions {
     pub cos: Tensor,
     /// Sines of the rotary angles, of the same shape.
     pub sin: Tensor,
-    /// The positions of queries and keys in their sequences.
+    /// Which keys queries see, if their rank has all that they may see.
     pub sequences: AttentionSequences,
+    /// The words of all tokens of a row ([`ops::visible_keys`]), if ranks have parts of rows in documents.
+    pub(crate) words: Option<Tensor>,
+    pub(crate) rings: Rings,
 }
 
 /// The attention block of a layer.
@@ -105,21 +110,41 @@ impl Attention {
         let scale = (self.head_dim as f64).sqrt().recip();
         let shards = head_shards(q_bthc.value());
         let q_bthc = self.queries.redistribute(&q_bthc)?;
-        let copies = head_shards(q_bthc.value()) / shards;
+        let divides_heads = head_shards(q_bthc.value()) > shards;
         let [k_bsgc, v_bsgc] = [k_bsgc, v_bsgc].map(|x| {
-            let x = with_heads_for(copies, &x)?;
+            let x = if divides_heads { with_heads_for(&q_bthc, &x)? } else { x };
             self.keys.redistribute(&x)
         });
         let (k_bsgc, v_bsgc) = (k_bsgc?, v_bsgc?);
         let tokens = k_bsgc.value().sharding().filter(|it| !it.axes_of_dim(1).is_empty());
         let out_bthc = match tokens {
             Some(tokens) => {
-                ring_attention([&q_bthc, &k_bsgc, &v_bsgc], tokens, self.window, scale)?
+                let seen = Seen { tokens, words: at.words.as_ref(), window: self.window };
+                at.rings.attention([&q_bthc, &k_bsgc, &v_bsgc], &seen, scale)?
             }
             None => ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, scale)?,
         };
         let out_bthc = self.attended.redistribute(&out_bthc)?;
         self.o_proj.forward_before(&ops::merge_last(&out_bthc)?, &self.output)
+    }
+
+    /// Which keys the tokens with these words ([`ops::visible_keys`], [b, t]) see: a range for each query
+    /// that attention has, or, where keys go around, the words of whole rows.
+    pub(crate) fn visible(&self, words: &Tensor) -> Result<(AttentionSequences, Option<Tensor>)> {
+        let whole_along = |seam: &Seam| {
+            let axes = seam.placements();
+            let axes = axes.iter().map(|(axis, _)| (axis.as_str(), Placement::Replicate));
+            redistribute(words, axes.collect::<Vec<_>>())
+        };
+        let (of_queries, of_keys) = (whole_along(&self.queries)?, whole_along(&self.keys)?);
+        let around = of_keys.sharding().map(|it| it.axes_of_dim(1)).unwrap_or_default();
+        if around.is_empty() {
+            let ranges = ops::visible_keys(&of_queries, &of_keys, None)?;
+            return Ok((AttentionSequences::Ranges(ranges), None));
+        }
+        let around = around.into_iter().map(|axis| (axis, Placement::Replicate));
+        let words = redistribute(&of_keys, around.collect::<Vec<_>>())?;
+        Ok((AttentionSequences::Rows, Some(words)))
     }
 
     /// Reshapes [b, t, heads * c] to [b, t, heads, c], for any number of heads.
@@ -135,12 +160,11 @@ fn head_shards(x: &Tensor) -> usize {
     axes.map_or(1, |sizes| sizes.flatten().product())
 }
 
-/// `x` [b, s, g, c] with each head as often as is needed to divide the heads of a rank among `ranks`
-/// ranks.
-fn with_heads_for(ranks: usize, x: &Var) -> Result<Var> {
+/// `x` [b, s, g, c] with each head as often as is needed for as many shards of heads as `q` has.
+fn with_heads_for(q: &Var, x: &Var) -> Result<Var> {
     let [b, s, g, c] = x.global_shape()[..] else { unreachable!("keys and values have four dims") };
-    let own = g / head_shards(x.value());
-    let copies = (1..ranks).find(|copies| (own * copies).is_multiple_of(ranks)).unwrap_or(ranks);
+    let shards = head_shards(q.value());
+    let copies = (1..shards).find(|copies| (g * copies).is_multiple_of(shards)).unwrap_or(shards);
     if copies == 1 {
         return Ok(x.clone());
     }

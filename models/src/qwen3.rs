@@ -26,6 +26,7 @@ pub use crate::moe::balance::{Balance, Balancing};
 use crate::moe::balance::{PooledRouting, expert_metrics, update_router_bias};
 use crate::moe::{Dispatch, Moe, Routing, overflow};
 use crate::residual::Residual;
+use crate::ring::Rings;
 use crate::stage::Stage;
 use crate::{ModelParallelism, ModelPlan};
 
@@ -297,7 +298,7 @@ impl Qwen3 {
     /// # Errors
     /// When an id is out of range; without the first or the last stage.
     pub fn logits(&self, ids_bt: &Tensor, compute: Compute) -> Result<Var> {
-        let at = self.positions(ids_bt, 0, AttentionSequences::Rows)?;
+        let at = self.positions(&places(ids_bt, 0)?, ids_bt, AttentionSequences::Rows)?;
         let (stream, _) = self.advance(self.embed(ids_bt, compute)?, &at, compute)?;
         self.head()?.project(&self.head()?.hidden(&stream.x)?)
     }
@@ -338,34 +339,40 @@ impl Qwen3 {
         })
     }
 
-    /// The positions of a batch, as in [`TokenBatch::positions`].
+    /// The positions of a batch, and which keys its tokens see.
     ///
     /// # Errors
     /// When memory runs out.
     pub fn positions_of(&self, batch: &TokenBatch) -> Result<Positions> {
-        let sequences = AttentionSequences::Rows;
-        let Some(positions_bt) = &batch.positions else {
-            return self.positions(&batch.ids, 0, sequences);
+        let positions_bt = match &batch.positions {
+            Some(positions_bt) => positions_bt.clone(),
+            None => places(&batch.ids, 0)?,
         };
-        let (cos, sin) = self.rotary.tables(positions_bt)?;
-        Ok(Positions { cos, sin, sequences })
+        let positions = self.positions(&positions_bt, &batch.ids, AttentionSequences::Rows)?;
+        let (Some(documents_bt), Some(layer)) = (&batch.documents, self.layers.first()) else {
+            return Ok(positions);
+        };
+        let positions_bt = sharded_like(&positions_bt, documents_bt)?;
+        let words = ops::token_words(documents_bt, &positions_bt)?;
+        let (sequences, words) = layer.self_attn.visible(&words)?;
+        Ok(Positions { sequences, words, ..positions })
     }
 
-    /// Positions for rows that start at position `first`.
+    /// The rotary tables of `positions_bt`, which may have one row for all of `ids_bt`.
     fn positions(
         &self,
+        positions_bt: &Tensor,
         ids_bt: &Tensor,
-        first: usize,
         sequences: AttentionSequences,
     ) -> Result<Positions> {
-        let t = ids_bt.global_extent(-1)?;
-        let positions = ops::arange(ids_bt.device(), first + t, DType::I64)?;
-        let positions = positions.slice(0, first..first + t)?.unsqueeze(0)?;
-        let (cos, sin) = self.rotary.tables(&positions)?;
-        // All rows of the batch share one table.
-        let shape = [ids_bt.global_shape()[0], t, cos.global_extent(-1)?];
-        let of_rows = |table: Tensor| sharded_like(&table.broadcast_to(&shape)?, ids_bt);
-        Ok(Positions { cos: of_rows(cos)?, sin: of_rows(sin)?, sequences })
+        let (cos, sin) = self.rotary.tables(positions_bt)?;
+        let [b, t] = [0, 1].map(|dim| ids_bt.global_shape()[dim]);
+        let of_rows = |table: Tensor| {
+            let shape = [b, t, table.global_extent(-1)?];
+            sharded_like(&table.broadcast_to(&shape)?, ids_bt)
+        };
+        let (cos, sin) = (of_rows(cos)?, of_rows(sin)?);
+        Ok(Positions { cos, sin, sequences, words: None, rings: Rings::default() })
     }
 
     /// A model with initial values on `device`.
@@ -377,6 +384,12 @@ impl Qwen3 {
         model.materialize(device, seed)?;
         Ok(model)
     }
+}
+
+/// The positions of the tokens of a row that starts at position `first`, i64 [1, t].
+fn places(ids_bt: &Tensor, first: usize) -> Result<Tensor> {
+    let end = first + ids_bt.global_extent(-1)?;
+    ops::arange(ids_bt.device(), end, DType::I64)?.slice(0, first..end)?.unsqueeze(0)
 }
 
 impl Model for Qwen3 {
@@ -563,7 +576,7 @@ impl Generate for Qwen3 {
     ) -> Result<Decoded<Stream>> {
         let tokens = ids_bt.global_extent(-1)?;
         let sequences = cache.begin(tokens)?;
-        let at = self.positions(ids_bt, cache.len(), sequences)?;
+        let at = self.positions(&places(ids_bt, cache.len())?, ids_bt, sequences)?;
         let compute = Compute { dtype, checkpointing: false };
         let stream = match input {
             Some(stream) => stream,

@@ -65,9 +65,9 @@ fn masked_softmax<V: Operand>(scores: &V, mask: &AttentionMask, [t, s]: [usize; 
 
 /// Whether each query attends to each key, \[B or 1, 1, T, S\]; `None` if all do.
 fn allowed(device: &Device, mask: &AttentionMask, extents: [usize; 2]) -> Result<Option<Tensor>> {
-    let Positions { queries, keys, visible } = Positions::new(device, mask, extents)?;
+    let Positions { queries, keys, visible, causal } = Positions::new(device, mask, extents)?;
     let mut conditions: Vec<Tensor> = visible.into_iter().collect();
-    if mask.causal {
+    if causal {
         conditions.push(ops::le(&keys, &queries)?);
     }
     if let Some(window) = mask.window {
@@ -95,6 +95,8 @@ struct Positions {
     keys: Tensor,
     /// Whether a query's sequence has the key, if some sequence lacks one.
     visible: Option<Tensor>,
+    /// Whether keys after a query's position are masked.
+    causal: bool,
 }
 
 impl Positions {
@@ -105,7 +107,9 @@ impl Positions {
         };
         let (queries, keys) = (index(t)?.unsqueeze(1)?, index(s)?);
         match &mask.sequences {
-            AttentionSequences::Rows => Ok(Positions { queries, keys, visible: None }),
+            AttentionSequences::Rows => {
+                Ok(Positions { queries, keys, visible: None, causal: mask.causal })
+            }
             AttentionSequences::Cached { q_offset, k_len } => {
                 let per_row = |x: &Tensor| -> Result<Tensor> {
                     ops::cast(x, DType::F32)?.unsqueeze(1)?.unsqueeze(2)
@@ -114,53 +118,21 @@ impl Positions {
                     queries: ops::add(&queries, &per_row(q_offset)?)?,
                     visible: Some(ops::lt(&keys, &per_row(k_len)?)?),
                     keys,
+                    causal: mask.causal,
                 })
             }
-            AttentionSequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
-                Positions::packed([&index(t)?, &keys], [cu_seqlens_q, cu_seqlens_k])
+            AttentionSequences::Ranges(ranges) => {
+                let ranges = ops::cast(ranges, DType::F32)?;
+                let (first, end) = (ranges.slice(2, 0..1)?, ranges.slice(2, 1..2)?);
+                // The last key of a query is at the query's position.
+                Ok(Positions {
+                    queries: ops::affine(&end, 1.0, -1.0)?,
+                    visible: Some(ops::ge(&keys, &first)?),
+                    keys,
+                    causal: true,
+                })
             }
         }
-    }
-
-    fn packed(indices: [&Tensor; 2], offsets: [&Tensor; 2]) -> Result<Positions> {
-        let queries = Packed::new(indices[0], offsets[0])?;
-        let keys = Packed::new(indices[1], offsets[1])?;
-        // The queries are the last positions of their sequence.
-        let before = ops::sub(&keys.lengths, &queries.lengths)?;
-        let first = ops::gather(&before, 0, &queries.sequence)?;
-        let of_query = ops::cast(&queries.sequence, DType::F32)?.unsqueeze(1)?;
-        let of_key = ops::cast(&keys.sequence, DType::F32)?;
-        Ok(Positions {
-            queries: ops::add(&queries.position, &first)?.unsqueeze(1)?,
-            keys: keys.position,
-            visible: Some(ops::eq(&of_query, &of_key)?),
-        })
-    }
-}
-
-/// Tokens of packed sequences.
-struct Packed {
-    /// The sequence of each token, i64.
-    sequence: Tensor,
-    /// Its position in the sequence, f32.
-    position: Tensor,
-    /// The length of each sequence, f32.
-    lengths: Tensor,
-}
-
-impl Packed {
-    fn new(index: &Tensor, offsets: &Tensor) -> Result<Packed> {
-        let offsets = ops::cast(offsets, DType::F32)?;
-        let sequences = offsets.extent(0)? - 1;
-        let (starts, ends) = (offsets.slice(0, 0..sequences)?, offsets.slice(0, 1..sequences + 1)?);
-        let has_ended = ops::ge(&index.unsqueeze(1)?, &ends)?;
-        let ended = ops::sum(&ops::cast(&has_ended, DType::F32)?, &[1])?;
-        let sequence = ops::cast(&ended, DType::I64)?;
-        Ok(Packed {
-            position: ops::sub(index, &ops::gather(&starts, 0, &sequence)?)?,
-            lengths: ops::sub(&ends, &starts)?,
-            sequence,
-        })
     }
 }
 

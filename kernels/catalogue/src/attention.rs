@@ -3,6 +3,7 @@
 use super::Family;
 use meshgrad_kernels::attention::{
     Attention, AttentionDelta, AttentionGradKeys, AttentionGradQueries, Form, Lines, Products,
+    TokenWords, VisibleKeys,
 };
 use meshgrad_kernels::{Dtype, Variant};
 
@@ -37,5 +38,6 @@ pub(super) fn attention() -> Family {
         let delta = AttentionDelta::new(dtype, 64, aligned);
         kernels.extend([false, true].map(|has_dlse| delta.with_dlse(has_dlse).ptx()));
     }
+    kernels.extend([TokenWords.ptx(), VisibleKeys.ptx()]);
     kernels.into_iter().map(Ok).collect()
 }

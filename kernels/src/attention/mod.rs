@@ -5,13 +5,13 @@
 //!
 //! A CTA owns 64 queries of one head (or 64 keys, for the gradients of keys and values). It loops
 //! over the keys that any of its queries attends to, tile by tile. A sum over keys runs in key
-//! order within one thread, so every run gives the same bits. Tiles start at the first key of a
-//! sequence and masked keys contribute nothing, so the bits of a query do not depend on other
+//! order within one thread, so every run gives the same bits. Tiles start at multiples of their size
+//! in the row and masked keys contribute nothing, so the bits of a query do not depend on other
 //! queries.
 //!
 //! There are two forms. bf16 rows of whole 16-byte chunks use tensor cores ([`Form::TensorCores`]).
 //! All other rows use CUDA cores, in f32 ([`Form::CudaCores`]). The mask is passed as arguments, so
-//! one kernel serves all masks, cached keys and packed sequences.
+//! one kernel serves all masks, cached keys and ranges of keys.
 
 mod arguments;
 mod cta_tile;
@@ -23,6 +23,7 @@ mod grad_queries;
 mod problem;
 mod softmax;
 mod tensor_core;
+mod visible_keys;
 
 pub use arguments::{
     AttentionArguments, AttentionGradKeysArguments, AttentionGradQueriesArguments,
@@ -33,6 +34,7 @@ pub use grad_keys::AttentionGradKeys;
 pub use grad_queries::AttentionGradQueries;
 pub use problem::{Extents, Integers, Problem, Sequences, View};
 pub use tensor_core::Lines;
+pub use visible_keys::{TokenWords, TokenWordsArguments, VisibleKeys, VisibleKeysArguments};
 
 use crate::assembler::Target;
 use crate::dtype::Dtype;
@@ -155,7 +157,7 @@ mod tests {
             Form::CudaCores(_) => 70,
         };
         Problem {
-            extents: Extents::new([2, 100, 130], [6, 2], head_dim, 0).unwrap(),
+            extents: Extents::new([2, 100, 130], [6, 2], head_dim).unwrap(),
             causal: true,
             window: None,
             sequences: Sequences::Rows,
@@ -198,12 +200,9 @@ mod tests {
 
     #[test]
     fn extents_are_limited() {
-        let keys = |keys| Extents::new([1, 1, keys], [1, 1], 64, 0);
+        let keys = |keys| Extents::new([1, 1, keys], [1, 1], 64);
         assert!(keys(1 << 24).is_ok());
         assert!(keys((1 << 24) + 1).is_err());
-        assert!(Extents::new([1 << 20, 1 << 20, 1], [64, 64], 64, 0).is_err(), "too many tiles");
-        let packed = |count| Extents::new([1, 64, 64], [1, 1], 64, count);
-        assert!(packed(1 << 20).is_ok());
-        assert!(packed(1 << 28).is_err(), "too many tiles of packed sequences");
+        assert!(Extents::new([1 << 20, 1 << 20, 1], [64, 64], 64).is_err(), "too many tiles");
     }
 }

@@ -51,8 +51,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// Checks the extents \[B, T, S\], the numbers of heads \[H, G\], D, and the number of packed
-    /// sequences (0 if rows are not packed). H is a multiple of G.
+    /// Checks the extents \[B, T, S\], the numbers of heads \[H, G\], and D. H is a multiple of G.
     ///
     /// # Errors
     /// For more than 2^28 queries, 2^24 keys or 2^20 features, and for more than
@@ -61,7 +60,6 @@ impl Extents {
         [batch, queries, keys]: [usize; 3],
         [heads, kv_heads]: [usize; 2],
         head_dim: usize,
-        packed: usize,
     ) -> Result<Extents> {
         let extents = Extents {
             batch: within("batch rows", batch, u32::MAX)?,
@@ -72,8 +70,7 @@ impl Extents {
             head_dim: within("head dim", head_dim, 1 << 20)?,
             first_query: 0,
         };
-        // A packed sequence can end within a tile, so each takes up to one more.
-        let rows = queries.max(keys).div_ceil(ROWS_PER_CTA as usize).saturating_add(packed);
+        let rows = queries.max(keys).div_ceil(ROWS_PER_CTA as usize);
         let columns = head_dim.div_ceil(ROWS_PER_CTA as usize);
         let tiles = [batch, heads, columns].into_iter().fold(rows, usize::saturating_mul);
         within("tiles", tiles, MAX_TILES)?;
@@ -142,21 +139,15 @@ pub enum Sequences {
         /// The number of valid keys of each row.
         k_len: Integers,
     },
-    /// One row of `count` packed sequences.
-    Packed {
-        /// `count` + 1 offsets: the first query of each sequence, and the end of the last.
-        cu_seqlens_q: Integers,
-        /// `count` + 1 offsets: the first key of each sequence, and the end of the last.
-        cu_seqlens_k: Integers,
-        /// The number of sequences, at least 1.
-        count: u32,
-    },
+    /// The first key of each query, and the end of its keys: [B, T, 2] of i32. Neither decreases
+    /// along T.
+    Ranges(In),
 }
 
 /// The code of [`Sequences::Cached`] in the parameter `kind`; [`Sequences::Rows`] is 0.
 pub(super) const CACHED: u32 = 1;
-/// The code of [`Sequences::Packed`].
-pub(super) const PACKED: u32 = 2;
+/// The code of [`Sequences::Ranges`].
+pub(super) const RANGES: u32 = 2;
 
 /// Whether a CTA owns a tile of queries or of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,9 +163,11 @@ pub enum Axis {
 pub struct Problem {
     /// Extents of the operands.
     pub extents: Extents,
-    /// Whether keys after a query's position are masked.
+    /// Whether keys after a query's position are masked. The ranges of [`Sequences::Ranges`] have
+    /// their end instead.
     pub causal: bool,
-    /// If set, keys at `position - window` and before are masked.
+    /// If set, keys at `position - window` and before are masked; of a range, all but the last
+    /// `window`.
     pub window: Option<usize>,
     /// How queries and keys are arranged in sequences.
     pub sequences: Sequences,
@@ -193,19 +186,14 @@ impl Problem {
         [most, self.extents.keys].map(|most| most as usize + 1)
     }
 
-    /// Tiles along `axis`, for one head. The tiles of packed sequence s are numbered from
-    /// `floor(begin / 64) + s`, which leaves enough numbers for each sequence wherever it begins.
+    /// Tiles along `axis`, for one head.
     fn tiles(&self, axis: Axis) -> u64 {
         let extents = self.extents;
         let length = match axis {
             Axis::Queries => extents.queries,
             Axis::Keys => extents.keys,
         };
-        match self.sequences {
-            _ if length == 0 => 0,
-            Sequences::Packed { count, .. } => u64::from(length / ROWS_PER_CTA) + u64::from(count),
-            _ => u64::from(length.div_ceil(ROWS_PER_CTA)) * u64::from(extents.batch),
-        }
+        u64::from(length.div_ceil(ROWS_PER_CTA)) * u64::from(extents.batch)
     }
 
     /// A CTA of `threads` for each tile, head and block of columns. `None` if the grid is empty.
@@ -222,28 +210,27 @@ impl Problem {
     fn parameters(&self, axis: Axis) -> Parameters {
         let extents = self.extents;
         let none = Integers::NONE;
-        let (kind, [of_queries, of_keys], count) = match self.sequences {
-            Sequences::Rows => (0, [none, none], 0),
-            Sequences::Cached { q_offset, k_len } => (CACHED, [q_offset, k_len], 0),
-            Sequences::Packed { cu_seqlens_q, cu_seqlens_k, count } => {
-                (PACKED, [cu_seqlens_q, cu_seqlens_k], count)
-            }
+        let (kind, [of_queries, of_keys], ranges) = match self.sequences {
+            Sequences::Rows => (0, [none, none], In(0)),
+            Sequences::Cached { q_offset, k_len } => (CACHED, [q_offset, k_len], In(0)),
+            Sequences::Ranges(ranges) => (RANGES, [none, none], ranges),
         };
+        let ends_at_position = self.causal || kind == RANGES;
         let window = self.window.and_then(|window| u32::try_from(window).ok());
 
         Parameters {
             kind,
-            count,
             first_query: extents.first_query,
             of_queries,
             of_keys,
+            ranges,
             queries: extents.queries,
             keys: extents.keys,
             heads: extents.heads,
             group: extents.heads / extents.kv_heads.max(1),
             head_dim: extents.head_dim,
             tiles: u32::try_from(self.tiles(axis)).unwrap_or(u32::MAX),
-            ahead: if self.causal { 0 } else { FAR as i32 },
+            ahead: if ends_at_position { 0 } else { FAR as i32 },
             window: window.unwrap_or(FAR).min(FAR) as i32,
             scale: self.scale,
         }
@@ -253,14 +240,13 @@ impl Problem {
 params! {
     /// Extents, mask and scale of an attention op.
     struct Parameters => Call {
-        /// 0, [`CACHED`] or [`PACKED`].
+        /// 0, [`CACHED`] or [`RANGES`].
         kind: u32,
-        /// The number of packed sequences.
-        count: u32,
-        /// The index of the first query in its sequence, if it is not packed.
+        /// The index of the first query in its sequence.
         first_query: u32,
         of_queries: Integers,
         of_keys: Integers,
+        ranges: In,
         queries: u32,
         keys: u32,
         heads: u32,

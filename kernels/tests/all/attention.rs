@@ -8,7 +8,8 @@ use meshgrad_kernel_catalogue::ON_TENSOR_CORES;
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
-    Integers, Lines, Problem, Products, Sequences, View,
+    Integers, Lines, Problem, Products, Sequences, TokenWords, TokenWordsArguments, View,
+    VisibleKeys, VisibleKeysArguments,
 };
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::{Dtype, In, Out};
@@ -22,8 +23,8 @@ enum Standing {
     Rows,
     /// Position of the first query and number of valid keys, per batch row or for all rows.
     Cached(Vec<i64>, Vec<i64>),
-    /// Offsets of queries and of keys.
-    Packed(Vec<i64>, Vec<i64>),
+    /// The first key and the end of the keys of each query, per batch row.
+    Ranges(Vec<Vec<[i32; 2]>>),
 }
 
 /// One attention problem.
@@ -100,26 +101,21 @@ impl Case {
     fn sees(&self, batch: usize, query: usize, key: usize) -> bool {
         let of = |list: &[i64]| list[if list.len() == 1 { 0 } else { batch }];
         let of_sequence = (self.first_query + query) as i64;
-        let (position, key) = match &self.standing {
-            Standing::Rows => (of_sequence, key as i64),
+        let key = key as i64;
+        let position = match &self.standing {
+            Standing::Rows => of_sequence,
             Standing::Cached(offsets, lengths) => {
-                if key as i64 >= of(lengths) {
+                if key >= of(lengths) {
                     return false;
                 }
-                (of(offsets) + of_sequence, key as i64)
+                of(offsets) + of_sequence
             }
-            Standing::Packed(of_q, of_k) => {
-                let sequence = |begins: &[i64], at: usize| {
-                    begins.iter().rposition(|begin| *begin <= at as i64).unwrap()
-                };
-                let sequence_q = sequence(of_q, query);
-                if sequence_q != sequence(of_k, key) {
+            Standing::Ranges(rows) => {
+                let [first, end] = rows[batch][self.first_query + query].map(i64::from);
+                if !(first..end).contains(&key) {
                     return false;
                 }
-                let [queries, keys] =
-                    [of_q, of_k].map(|list| list[sequence_q + 1] - list[sequence_q]);
-                let position = query as i64 - of_q[sequence_q] + keys - queries;
-                (position, key as i64 - of_k[sequence_q])
+                end - 1
             }
         };
         let late = self.causal && key > position;
@@ -190,20 +186,8 @@ impl<'a> Run<'a> {
             [case.batch, case.queries, case.keys],
             [case.heads, case.kv_heads],
             case.head_dim,
-            match &case.standing {
-                Standing::Packed(of_q, _) => of_q.len() - 1,
-                _ => 0,
-            },
         );
         let extents = extents.and_then(|extents| extents.with_first_query(case.first_query));
-        let narrow = |list: &[i64]| Integers {
-            address: {
-                let bytes = list.iter().flat_map(|x| (*x as i32).to_le_bytes());
-                In(device.put(&bytes.collect::<Vec<_>>()))
-            },
-            wide: false,
-            step: u32::from(list.len() > 1),
-        };
         let wide = |list: &[i64]| Integers {
             address: {
                 let bytes = list.iter().flat_map(|x| x.to_le_bytes());
@@ -217,11 +201,12 @@ impl<'a> Run<'a> {
             Standing::Cached(offsets, lengths) => {
                 Sequences::Cached { q_offset: wide(offsets), k_len: wide(lengths) }
             }
-            Standing::Packed(of_q, of_k) => Sequences::Packed {
-                cu_seqlens_q: narrow(of_q),
-                cu_seqlens_k: wide(of_k),
-                count: of_q.len() as u32 - 1,
-            },
+            Standing::Ranges(rows) => {
+                let own = case.first_query..case.first_query + case.queries;
+                let own = rows.iter().flat_map(|row| &row[own.clone()]).flatten();
+                let bytes: Vec<u8> = own.flat_map(|bound| bound.to_le_bytes()).collect();
+                Sequences::Ranges(In(device.put(&bytes)))
+            }
         };
         Run {
             device,
@@ -406,7 +391,7 @@ fn operands_are_read_once_per_tile() {
     assert_bytes(&gradients[1], read, 2 * row * 128);
 }
 
-/// The result of a query has the same bits in a batch, in packed sequences, and with fewer other
+/// The result of a query has the same bits with its range of keys given, and with fewer other
 /// queries.
 #[test]
 fn bits_of_a_query_do_not_depend_on_other_queries() {
@@ -415,8 +400,8 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
         let one = |case: Case| Run::new(&device, &case).forward().out;
         let whole = Case::new(form, [1, 100, 100], head_dim).causal();
         let all = one(whole.clone());
-        let packed = Standing::Packed(vec![0, 100], vec![0, 100]);
-        assert!(all == one(whole.clone().at(packed)), "{form:?}");
+        let ranges = Standing::Ranges(vec![(1..=100).map(|end| [0, end]).collect()]);
+        assert!(all == one(whole.clone().at(ranges)), "{form:?}");
 
         // The same operands, with only the first 30 queries.
         let few = one(Case { queries: 30, ..whole });
@@ -433,7 +418,15 @@ fn parts_of_the_queries_equal_the_whole() {
         let rows = Case::new(form, [1, 130, 135], head_dim).causal().with_dlse();
         // The last queries have no keys.
         let cached = Standing::Cached(vec![20], vec![30]);
-        for whole in [rows.clone(), rows.clone().window(9), rows.window(9).at(cached)] {
+        let ranges = Standing::Ranges(vec![documents(&[3, 0, 60, 1, 66])]);
+        let masks = [
+            rows.clone(),
+            rows.clone().window(9),
+            rows.clone().window(9).at(cached),
+            rows.clone().at(ranges.clone()),
+            rows.window(9).at(ranges),
+        ];
+        for whole in masks {
             let (all, of_keys) = gradients(&device, &whole);
             let mut sums = of_keys.each_ref().map(|of_key| vec![0.0; of_key.len()]);
             for part in [0..37, 37..101, 101..130] {
@@ -457,6 +450,18 @@ fn parts_of_the_queries_equal_the_whole() {
     }
 }
 
+/// The ranges of documents of these lengths, with a query per key. There are five more keys before
+/// the second document.
+fn documents(lengths: &[i32]) -> Vec<[i32; 2]> {
+    let mut first = 0;
+    let mut ranges = Vec::new();
+    for (at, length) in lengths.iter().enumerate() {
+        ranges.extend((1..=*length).map(|count| [first, first + count]));
+        first += length + if at == 0 { 5 } else { 0 };
+    }
+    ranges
+}
+
 /// The results that have a row per query: out and dq. Those that have a row per key: dk and dv.
 fn gradients(device: &Device, case: &Case) -> ([Vec<f32>; 2], [Vec<f32>; 2]) {
     let run = Run::new(device, case);
@@ -465,15 +470,17 @@ fn gradients(device: &Device, case: &Case) -> ([Vec<f32>; 2], [Vec<f32>; 2]) {
     ([forward.out, dq], [dk, dv])
 }
 
-/// Checks that out-of-range positions, lengths and offsets are reported and clamped.
+/// Checks that out-of-range positions, lengths and ranges are reported and clamped, and that
+/// decreasing ranges are reported.
 fn check_faults(device: &Device, case: &Case) {
-    let packed = |q: [i64; 2], k: [i64; 2]| Standing::Packed(q.to_vec(), k.to_vec());
+    let ranges = |first: [i32; 2], second: [i32; 2]| Standing::Ranges(vec![vec![first, second]]);
     let cached = |q: i64, k: i64| Standing::Cached(vec![q], vec![k]);
-    let (queries, keys) = (case.queries as i64, case.keys as i64);
-    let whole = packed([0, queries], [0, keys]);
+    let keys = case.keys as i32;
+    let whole = ranges([0, keys], [0, keys]);
     let pairs = [
-        (cached(-7, 1 << 35), cached(0, keys), (2, 1 << 35)),
-        (packed([-1, 1 << 30], [-2, keys + 9]), whole, (2, -2)),
+        (cached(-7, 1 << 35), cached(0, case.keys as i64), (2, 1 << 35)),
+        (ranges([-2, keys], [0, keys]), whole.clone(), (2, -2)),
+        (ranges([0, keys], [0, keys + 9]), whole, (2, i64::from(keys) + 9)),
     ];
     for (wrong, right, (site, index)) in pairs {
         let [wrong, right] = [wrong, right].map(|standing| {
@@ -484,20 +491,112 @@ fn check_faults(device: &Device, case: &Case) {
         assert_eq!(right.1, None);
         assert!(wrong.0 == right.0, "{case:?}");
     }
+    let farthest = i64::from(i32::MIN);
+    let wrong = [
+        ([2, 1], [2, 4], -1),
+        ([3, 4], [1, 4], -2),
+        ([0, 4], [0, 1], -3),
+        ([0, 4], [i32::MIN, i32::MAX], farthest),
+    ];
+    for (first, second, index) in wrong {
+        let run = Run::new(device, &case.clone().at(ranges(first, second)));
+        assert!(run.forward().out.iter().all(|x| x.is_finite()));
+        assert_eq!(run.fault(), Some(Fault { site: 2, index }));
+    }
 }
 
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (form, head_dim) in exercised() {
         let case = |extents: [usize; 3]| Case::new(form, extents, head_dim);
-        let packed = Standing::Packed(vec![0, 3, 4], vec![0, 5, 8]);
+        let ranges =
+            vec![vec![[0, 2], [0, 3], [3, 3], [3, 8]], vec![[0, 8], [8, 8], [8, 8], [8, 8]]];
         let cached = Standing::Cached(vec![60, 3], vec![66, 0]);
         bytes.extend(results(device, &case([1, 4, 70]).causal()));
         bytes.extend(results(device, &case([2, 2, 66]).at(cached).with_dlse()));
-        bytes.extend(results(device, &case([1, 4, 8]).at(packed)));
+        bytes.extend(results(device, &case([2, 4, 8]).at(Standing::Ranges(ranges))));
         check_faults(device, &case([1, 2, 6]));
     }
+    bytes.extend(token_words(device));
+    bytes.extend(visible_keys(device));
     bytes
+}
+
+/// Words of tokens. Documents and positions out of range are reported and read as 0.
+fn token_words(device: &Device) -> Vec<u8> {
+    let run = |tokens: [[i64; 2]; 2], fault| {
+        let put = |at: usize| {
+            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token[at].to_le_bytes()).collect();
+            In(device.put(&bytes))
+        };
+        let (words, word) = (Out(device.room(16)), device.put(&[0; 8]));
+        let arguments = TokenWordsArguments {
+            documents: put(0),
+            positions: put(1),
+            words,
+            faults: [1, 2].map(|site| FaultSite::new(word, site)),
+            total: 2,
+        };
+        device.run(&TokenWords, TokenWords.launch(2).unwrap(), &arguments);
+        let found = u64::from_le_bytes(device.bytes(word, 8).try_into().unwrap());
+        assert_eq!(Fault::from_word(found), fault);
+        device.bytes(words.0, 16)
+    };
+    let most = [(1 << 31) - 1, (1 << 32) - 1];
+    let bytes = run([[3, 7], most], None);
+    assert_eq!(bytes, [(3i64 << 32) + 7, i64::MAX].map(i64::to_le_bytes).concat());
+    let document = run([[1 << 31, 7], most], Some(Fault { site: 1, index: 1 << 31 }));
+    assert_eq!(document, [7, i64::MAX].map(i64::to_le_bytes).concat());
+    let position = run([[3, 7], [0, -1]], Some(Fault { site: 2, index: -1 }));
+    assert_eq!(position, [(3i64 << 32) + 7, 0].map(i64::to_le_bytes).concat());
+    bytes
+}
+
+/// The ranges of keys that queries of two rows see, which are those of a loop.
+fn visible_keys(device: &Device) -> Vec<u8> {
+    let word = |(document, position): (i64, i64)| (document << 32) + position;
+    let rows = [
+        (vec![(-1, 7), (0, 0), (0, 2), (3, 4)], vec![(0, 0), (0, 1), (0, 2), (3, 3), (3, 4)]),
+        (vec![(0, 5); 4], vec![(0, 2), (0, 3), (0, 9), (1, 0), (1, 1)]),
+    ];
+    let words = |tokens: &[(i64, i64)]| tokens.iter().map(|it| word(*it)).collect::<Vec<i64>>();
+    let put = |words: Vec<i64>| {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        In(device.put(&bytes))
+    };
+    let queries = put(rows.iter().flat_map(|(queries, _)| words(queries)).collect());
+    let keys = put(rows.iter().flat_map(|(_, keys)| words(keys)).collect());
+    let mut all = Vec::new();
+    for window in [0, 1, 3, 1 << 32] {
+        let ranges = Out(device.room(4 * 2 * 8));
+        let arguments = VisibleKeysArguments {
+            queries,
+            keys,
+            ranges,
+            total: 8,
+            queries_per_row: 4,
+            keys_per_row: 5,
+            window,
+        };
+        device.run(&VisibleKeys, VisibleKeys.launch(8).unwrap(), &arguments);
+        let bytes = device.bytes(ranges.0, 4 * 2 * 8);
+        let mut found = bytes.chunks(4).map(|it| i32::from_le_bytes(it.try_into().unwrap()));
+        for (queries, keys) in &rows {
+            for (document, position) in queries {
+                let sees = |key: &(i64, i64)| {
+                    let oldest = position - window as i64;
+                    key.0 == *document && key.1 <= *position && key.1 > oldest
+                };
+                let before = |key: &&(i64, i64)| word(**key) <= word((*document, *position));
+                let end = keys.iter().filter(before).count();
+                let count = keys.iter().filter(|key| sees(key)).count();
+                let bounds = [found.next(), found.next()].map(Option::unwrap);
+                assert_eq!(bounds, [end - count, end].map(|bound| bound as i32));
+            }
+        }
+        all.extend(bytes);
+    }
+    all
 }
 
 /// The kernels of the catalogue, with their head dims.

@@ -342,7 +342,7 @@ fn batches(sides: &Sides) {
             let [q, k, v, out] = arrays
                 .map(|it| View { address: Out(it.address), strides: [it.apart, of_head, of_head] });
             let problem = Problem {
-                extents: Extents::new([2, count, count], [1, 1], head_dim, 0).unwrap(),
+                extents: Extents::new([2, count, count], [1, 1], head_dim).unwrap(),
                 causal: true,
                 window: None,
                 sequences: Sequences::Rows,

@@ -119,21 +119,23 @@ fn with_sequences(
 ) -> Result<ModelPlan> {
     let ModelParallelism { context, ulysses, .. } = parallelism;
     let (ranks, tensor_ranks) = (product(ulysses), parallelism.tensor_ranks());
-    let (heads, keys) = (model.config.num_attention_heads, model.config.num_kv_heads());
+    let (queries, keys) = (model.config.num_attention_heads, model.config.num_kv_heads());
     let is_even = keys < tensor_ranks || keys.is_multiple_of(tensor_ranks);
-    if ranks > 1 && !(is_even && heads.is_multiple_of(ranks * tensor_ranks)) {
+    if ranks > 1 && !(is_even && queries.is_multiple_of(ranks * tensor_ranks)) {
         return Err(does_not_fit(&[format!(
-            "{heads} query and {keys} key-value heads cannot be divided over {ranks} ranks of sp times \
-             {tensor_ranks} of tp; sp x tp must be a divisor of {heads}, and tp of {keys}"
+            "{queries} query and {keys} key-value heads cannot be divided over {ranks} ranks of sp times \
+             {tensor_ranks} of tp; sp x tp must be a divisor of {queries}, and tp of {keys}"
         )]));
     }
     let of_ulysses =
         |dim| ulysses.iter().map(move |(axis, _)| (axis.clone(), Placement::shard(dim)));
     let gathered = context.iter().filter(|_| !parallelism.ring);
     let gathered = gathered.map(|axis| (axis.clone(), Placement::Replicate));
+    // Also of key-value heads that tensor parallelism replicates.
+    let heads = parallelism.shard(2).into_iter().filter(|_| ranks > 1);
     let rows: [(&str, Placements); 3] = [
         ("*.self_attn.queries", of_ulysses(2).collect()),
-        ("*.self_attn.keys", of_ulysses(2).chain(gathered).collect()),
+        ("*.self_attn.keys", heads.chain(of_ulysses(2)).chain(gathered).collect()),
         ("*.self_attn.attended", of_ulysses(1).collect()),
     ];
     let rows = rows.into_iter().filter(|(_, placements)| !placements.is_empty());

@@ -7,8 +7,8 @@
 //! Laws, all tested:
 //! - Bits do not depend on the number of threads.
 //! - The output of a query does not depend on the other queries: decoding one token with a cache, a
-//!   packed batch and a full forward pass give the same bits. This holds because blocks of keys
-//!   start at the first key of a sequence, and values of different queries are never combined.
+//!   row of documents and a full forward pass give the same bits. This holds because blocks of keys
+//!   start at the first key of a sequence or document, and values of different queries are never combined.
 //!   Masked elements of k and v must be finite.
 //! - For a query that attends to no key, out is 0, lse is minus infinity, and all gradients are 0. The
 //!   gradient of its lse is not used.
@@ -26,7 +26,7 @@ mod slabs;
 mod tests;
 
 pub(crate) use backward::{Gradients, Saved};
-pub(crate) use mask::{Mask, Offsets, Sequences};
+pub(crate) use mask::{KeyRanges, Mask, Sequences};
 pub(crate) use real::Element;
 pub(crate) use rows::Rows;
 

@@ -3,15 +3,14 @@
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
-    Integers, Problem, Sequences, View,
+    Integers, Problem, Sequences, TokenWords, TokenWordsArguments, View, VisibleKeys,
+    VisibleKeysArguments,
 };
 use meshgrad_kernels::{In, Out};
 
 use super::copies::contiguous_copy;
-use crate::core::arguments::attention::{
-    AttentionMask, AttentionSequences, Shape, bad_offsets, check_sequences,
-};
-use crate::launch::{Launcher, Operand, Plan, PlanError, float};
+use crate::core::arguments::attention::{AttentionMask, AttentionSequences, Shape};
+use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, extent, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
 /// The parameters of an attention, with its tensors on one GPU.
@@ -20,9 +19,8 @@ pub(crate) struct Called {
     causal: bool,
     window: Option<usize>,
     scale: f64,
-    /// The tensors of the mask's `sequences`, contiguous and on the GPU.
-    lists: Option<[Tensor; 2]>,
-    packed: bool,
+    /// With contiguous tensors on the GPU.
+    sequences: AttentionSequences,
 }
 
 impl Called {
@@ -38,38 +36,16 @@ impl Called {
         to_gpu: impl Fn(&Tensor) -> Result<Tensor>,
     ) -> Result<Called> {
         shape.check_head_dim()?;
-        let lists = match &mask.sequences {
-            AttentionSequences::Rows => None,
+        let sequences = match &mask.sequences {
+            AttentionSequences::Rows => AttentionSequences::Rows,
             AttentionSequences::Cached { q_offset, k_len } => {
                 shape.check_per_row("q_offset", q_offset.elements())?;
                 shape.check_per_row("k_len", k_len.elements())?;
-                Some([q_offset, k_len])
+                AttentionSequences::Cached { q_offset: to_gpu(q_offset)?, k_len: to_gpu(k_len)? }
             }
-            AttentionSequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
-                packed([cu_seqlens_q, cu_seqlens_k], &shape)?;
-                Some([cu_seqlens_q, cu_seqlens_k])
-            }
+            AttentionSequences::Ranges(ranges) => AttentionSequences::Ranges(to_gpu(ranges)?),
         };
-        let lists = match lists {
-            Some([queries, keys]) => Some([to_gpu(queries)?, to_gpu(keys)?]),
-            None => None,
-        };
-        Ok(Called {
-            shape,
-            causal: mask.causal,
-            window: mask.window,
-            scale,
-            lists,
-            packed: matches!(mask.sequences, AttentionSequences::Packed { .. }),
-        })
-    }
-
-    /// The number of packed sequences; 0 if rows are not packed.
-    fn packed_sequences(&self) -> usize {
-        match &self.lists {
-            Some([cu_seqlens_q, _]) if self.packed => cu_seqlens_q.elements() - 1,
-            _ => 0,
-        }
+        Ok(Called { shape, causal: mask.causal, window: mask.window, scale, sequences })
     }
 
     /// Extents, mask and scale for a launch.
@@ -79,22 +55,14 @@ impl Called {
             [shape.batch, shape.queries, shape.keys],
             [shape.heads, shape.kv_heads],
             shape.head_dim,
-            self.packed_sequences(),
         );
-        let sequences = match &self.lists {
-            None => Sequences::Rows,
-            Some([queries, keys]) => {
-                let of_queries = integers(gpu, queries)?;
-                let of_keys = integers(gpu, keys)?;
-                match self.packed {
-                    true => Sequences::Packed {
-                        cu_seqlens_q: of_queries,
-                        cu_seqlens_k: of_keys,
-                        count: self.packed_sequences() as u32,
-                    },
-                    false => Sequences::Cached { q_offset: of_queries, k_len: of_keys },
-                }
-            }
+        let sequences = match &self.sequences {
+            AttentionSequences::Rows => Sequences::Rows,
+            AttentionSequences::Cached { q_offset, k_len } => Sequences::Cached {
+                q_offset: integers(gpu, q_offset)?,
+                k_len: integers(gpu, k_len)?,
+            },
+            AttentionSequences::Ranges(ranges) => Sequences::Ranges(gpu.ptr(ranges)?),
         };
         let extents = extents.and_then(|extents| extents.with_first_query(shape.first_query));
         Ok(Problem {
@@ -105,19 +73,6 @@ impl Called {
             scale: self.scale as f32,
         })
     }
-}
-
-fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
-    shape.check_packed()?;
-    let of_axes =
-        [("cu_seqlens_q", of_queries, shape.queries), ("cu_seqlens_k", of_keys, shape.keys)];
-    for (name, list, end) in of_axes {
-        // There is one offset more than sequences. Without sequences there must be no tokens.
-        if !(list.elements() > 1 || (list.elements() == 1 && end == 0)) {
-            return Err(bad_offsets(name, end));
-        }
-    }
-    check_sequences(of_queries.elements() - 1, of_keys.elements() - 1)
 }
 
 fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {
@@ -201,6 +156,44 @@ pub(crate) fn attention(
         problem,
     };
     gpu.run(&plan, &arguments)
+}
+
+/// Launches the words of tokens. `limits` are exclusive upper bounds of documents and positions.
+pub(crate) fn token_words(
+    gpu: &Launcher<'_>,
+    [documents, positions]: [&Tensor; 2],
+    limits: [usize; 2],
+    words: &UninitTensor,
+) -> Result<()> {
+    let arguments = TokenWordsArguments {
+        documents: gpu.ptr(documents)?,
+        positions: gpu.ptr(positions)?,
+        words: gpu.uninit_ptr(words)?,
+        faults: limits.map(|limit| gpu.fault_site(limit)),
+        total: documents.elements() as u64,
+    };
+    gpu.run(&Plan::new(TokenWords.launch(arguments.total), TokenWords), &arguments)
+}
+
+/// Launches the search for the keys that each query sees. `window` is at most 2^32.
+pub(crate) fn visible_keys(
+    gpu: &Launcher<'_>,
+    [queries, keys]: [&Tensor; 2],
+    window: u64,
+    ranges: &UninitTensor,
+) -> Result<()> {
+    let (of_queries, of_keys) = (queries.shape(), keys.shape());
+    let in_row = |name, count| gpu.planned(extent("visible_keys", name, count, MAX_EXTENT));
+    let arguments = VisibleKeysArguments {
+        queries: gpu.ptr(queries)?,
+        keys: gpu.ptr(keys)?,
+        ranges: gpu.uninit_ptr(ranges)?,
+        total: queries.elements() as u64,
+        queries_per_row: in_row("queries", of_queries[1])?,
+        keys_per_row: in_row("keys", of_keys[1])?,
+        window,
+    };
+    gpu.run(&Plan::new(VisibleKeys.launch(arguments.total), VisibleKeys), &arguments)
 }
 
 /// The operands of [`attention_grad`]. All come from [`rows`], except `lse` and `dlse`, which are

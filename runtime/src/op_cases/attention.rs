@@ -1,6 +1,6 @@
 //! Attention and its gradients.
 
-use super::op_case::{CaseOperands, OpCase, Results, Source};
+use super::op_case::{CaseOperands, OpCase, Results, Source, case};
 use crate::ops::{self, AttentionMask, AttentionSequences};
 use crate::{Result, Tensor};
 
@@ -88,4 +88,54 @@ pub fn cached_attention(
         Ok(ops::attention(q, k, v, &mask, 0.5)?.list())
     });
     Ok(case.named("attention, cached keys"))
+}
+
+/// Attention to the last two keys of given ranges: rows of documents of three and of two tokens.
+pub fn attention_to_ranges(source: &dyn Source, q_shape: [usize; 4]) -> Result<OpCase> {
+    let [batch, tokens, _, _] = q_shape;
+    let ranges: Vec<i32> = documents([batch, tokens])
+        .flat_map(|[document, position, token]| [token - position, token + 1 - document % 2])
+        .collect();
+    let operands = vec![
+        source.numbers("q", &q_shape)?,
+        source.numbers("k", &q_shape)?,
+        source.numbers("v", &q_shape)?,
+        Tensor::from_slice(source.device(), &[batch, tokens, 2], &ranges)?,
+    ];
+    let case = OpCase::new("attention", operands, |of| {
+        let [q, k, v, ranges] = of.first();
+        let sequences = AttentionSequences::Ranges(ranges.clone());
+        let mask = AttentionMask { window: Some(2), sequences, ..AttentionMask::default() };
+        Ok(ops::attention(q, k, v, &mask, 0.5)?.list())
+    });
+    Ok(case.named("attention, ranges of keys"))
+}
+
+/// The words of the tokens of documents, and the keys that they see over a window of two. The keys
+/// lack the first token.
+pub fn visible_keys(source: &dyn Source, [batch, tokens]: [usize; 2]) -> Result<Vec<OpCase>> {
+    let list = |at: usize| {
+        let values: Vec<i64> = documents([batch, tokens]).map(|it| i64::from(it[at])).collect();
+        Tensor::from_slice(source.device(), &[batch, tokens], &values)
+    };
+    let (documents, positions) = (list(0)?, list(1)?);
+    let queries = ops::token_words(&documents, &positions)?;
+    let keys = ops::contiguous(&queries.slice(1, 1..tokens)?)?;
+    Ok(vec![
+        case("token_words", [&documents, &positions], |[documents, positions]| {
+            ops::token_words(documents, positions)
+        }),
+        case("visible_keys", [&queries, &keys], |[queries, keys]| {
+            ops::visible_keys(queries, keys, Some(2))
+        }),
+    ])
+}
+
+/// Document, position and token of rows of documents of three tokens, then of two, in turn.
+fn documents([batch, tokens]: [usize; 2]) -> impl Iterator<Item = [i32; 3]> {
+    let of_row = move |row: usize| {
+        let length = 3 - row % 2;
+        (0..tokens).map(move |token| [token / length, token % length, token].map(|it| it as i32))
+    };
+    (0..batch).flat_map(of_row)
 }

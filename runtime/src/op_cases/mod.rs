@@ -23,7 +23,7 @@ mod small;
 #[cfg(test)]
 mod tests;
 
-pub use attention::{attention, cached_attention};
+pub use attention::{attention, attention_to_ranges, cached_attention, visible_keys};
 pub use copies::{concat, copies, views};
 pub use elementwise::{binary, unary, with_constants};
 pub use experts::{expert_offsets, grouped, permutation, routing};

@@ -2,10 +2,10 @@
 
 use super::op_case::{OpCase, Source};
 use super::{
-    adamw, arg_reductions, attention, binary, cached_attention, concat, copies, embedding,
-    expert_offsets, gathering, gradient_norm, grouped, linear, losses, matmul, norms, ordered,
-    permutation, positions, random, reductions, routing, selection, softmaxes, swiglu, top_k,
-    unary, views, with_constants,
+    adamw, arg_reductions, attention, attention_to_ranges, binary, cached_attention, concat,
+    copies, embedding, expert_offsets, gathering, gradient_norm, grouped, linear, losses, matmul,
+    norms, ordered, permutation, positions, random, reductions, routing, selection, softmaxes,
+    swiglu, top_k, unary, views, visible_keys, with_constants,
 };
 use crate::ops::{AttentionMask, RopeStyle};
 use crate::{Key, Result};
@@ -72,6 +72,8 @@ fn attentions(source: &dyn Source) -> Result<Vec<OpCase>> {
     cases.extend(noted(of_heads(3, 3)?, "all key heads"));
     cases.extend(noted(of_heads(4, 1)?, "one key head"));
     cases.push(cached_attention(source, [[2, 3, 4, 2], [2, 6, 2, 2]])?);
+    cases.push(attention_to_ranges(source, [2, 5, 2, 2])?);
+    cases.extend(visible_keys(source, [2, 5])?);
     Ok(cases)
 }
 

@@ -5,15 +5,18 @@
 //! head dimension.
 
 mod sharded;
+mod visible_keys;
 
 use meshgrad_error::{ensure, error};
 
 use crate::core::arguments::attention::Shape;
 pub use crate::core::arguments::attention::{AttentionMask, AttentionSequences};
-use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
+use crate::cpu::attention::{self as kernel, Gradients, KeyRanges, Mask, Rows, Saved, Sequences};
 use crate::launch::attention as launch;
 use crate::ops::{add, concat, contiguous, to_device};
-use crate::{Call, DType, Element, Result, Signature, Tensor, UninitTensor, for_float};
+use crate::{Call, DType, Element, Result, Signature, Tensor, for_float};
+
+pub use visible_keys::{token_words, visible_keys};
 
 static ATTENTION: Signature = Signature::new(
     "attention",
@@ -38,7 +41,13 @@ static ATTENTION_LSE_GRAD: Signature = Signature::new(
 .grouped("h", "g")
 .linear_in(&["dout + dlse"]);
 
-pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD, &ATTENTION_LSE_GRAD];
+pub(super) static SIGNATURES: &[&Signature] = &[
+    &ATTENTION,
+    &ATTENTION_GRAD,
+    &ATTENTION_LSE_GRAD,
+    &visible_keys::TOKEN_WORDS,
+    &visible_keys::VISIBLE_KEYS,
+];
 
 /// out = softmax(scale q k^T) v and lse = ln sum exp(scale q k^T), over the keys that each query
 /// attends to under `mask`.
@@ -54,13 +63,18 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD, &AT
 /// The queries of a sharded `q` can be a rank's part of the sequence, with `k` and `v` whole: their
 /// positions count from the start of the global tensor. A rank with several ranges of the
 /// sequence, as of head-and-tail shards, runs the kernel once per range. The tensors of `mask` are then sharded like
-/// the batch, if they have a value per row, and replicated otherwise. Packed sequences need whole
-/// queries.
+/// the batch, if they have a value per row, like the queries, if they have ranges of keys, and
+/// replicated otherwise.
+///
+/// On a CPU, a document in a row of documents has the bits of the document alone. With ranges that
+/// overlap but begin at different keys, bits depend on which queries are computed together; pass a
+/// window as `window`, not in the ranges.
 ///
 /// # Errors
 /// When the shardings of operands and mask do not fit; when H is not a multiple of G; when D is 0
-/// or the mask does not fit the operands. Positions, lengths and offsets out of range are errors on
-/// a CPU. A GPU clamps them and reports them at the next synchronization.
+/// or the mask does not fit the operands. Positions, lengths and ranges out of range, and ranges
+/// that decrease, are errors on a CPU. A GPU clamps them and reports them at the next
+/// synchronization: a decrease as a negative index.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -78,6 +92,7 @@ pub fn attention(
     let [q, k, v] = [q, k, v].map(Tensor::local);
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
     for part in queries {
+        let mask = &*sharded::of_queries(mask, &part.own)?;
         let q = q.slice(1, part.own)?;
         let call = ATTENTION.call(&[&q, &k, &v])?;
         let (out, lse) = attend([&q, &k, &v], part.first, call, mask, scale)?;
@@ -118,7 +133,6 @@ fn attend(
     if call.device().is_gpu() {
         let to_gpu = |list: &Tensor| contiguous(&to_device(list, call.device())?);
         let called = launch::Called::new(shape, mask, scale, to_gpu)?;
-        clear_if_packed(mask, &mut [&mut out, &mut lse])?;
         call.launch(|gpu| launch::attention(gpu, &called, [&q, &k, &v], [&out, &lse]))?;
         return Ok((out.finish(), lse.finish()));
     }
@@ -126,7 +140,7 @@ fn attend(
         if shape.kv_heads == 0 {
             return Ok(());
         }
-        let sequences = ReadSequences::new(ATTENTION.name(), &mask.sequences, shape.keys)?;
+        let sequences = ReadSequences::new(ATTENTION.name(), &mask.sequences, &shape)?;
         for_float!(q.dtype(), T => {
             let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
             let attention = kernel::Attention {
@@ -141,15 +155,6 @@ fn attend(
         })
     })?;
     Ok((out.finish(), lse.finish()))
-}
-
-/// Clears the results of packed sequences: a GPU does not check the offsets in advance, and tokens
-/// outside of all sequences must be zero.
-fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut UninitTensor]) -> Result<()> {
-    match mask.sequences {
-        AttentionSequences::Packed { .. } => results.iter_mut().try_for_each(|it| it.fill_zero()),
-        _ => Ok(()),
-    }
 }
 
 /// The gradients of [`attention`] with respect to q, k and v, from its results and the gradient of
@@ -247,6 +252,7 @@ impl Gradient<'_> {
             let operands = [&q, &k, &v, &out, &lse, &dout].into_iter();
             let operands: Vec<&Tensor> = operands.chain(dlse.as_ref()).collect();
             let call = signature.call(&operands)?;
+            let mask = &*sharded::of_queries(mask, &part.own)?;
             let (dq, dk, dv) = gradient.of_queries(part.first, call, mask, scale)?;
             dqs.push(dq);
             dks.push(dk);
@@ -288,7 +294,6 @@ impl Gradient<'_> {
                 dout: &dout,
                 dlse: dlse.as_ref(),
             };
-            clear_if_packed(mask, &mut [&mut dq, &mut dk, &mut dv])?;
             let gradients = [&dq, &dk, &dv];
             call.launch(|gpu| {
                 launch::attention_grad(gpu, &called, &operands, &workspace, gradients)
@@ -299,7 +304,7 @@ impl Gradient<'_> {
             if shape.kv_heads == 0 {
                 return Ok(());
             }
-            let sequences = ReadSequences::new(call.name(), &mask.sequences, shape.keys)?;
+            let sequences = ReadSequences::new(call.name(), &mask.sequences, &shape)?;
             for_float!(q.dtype(), T => {
                 let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
                 let (out_read, dout_read, lse_read) = (out.read()?, dout.read()?, lse.read()?);
@@ -390,34 +395,35 @@ fn rows<'a, T: Element>(x: &Tensor, elements: &'a [T]) -> Rows<'a, T> {
 /// The values of [`AttentionSequences`] on the host.
 enum ReadSequences {
     Rows { q_offset: Vec<usize>, k_len: Vec<usize> },
-    Packed { cu_seqlens_q: Vec<i64>, cu_seqlens_k: Vec<i64> },
+    Ranges(KeyRanges),
 }
 
 impl ReadSequences {
-    fn new(op: &'static str, sequences: &AttentionSequences, keys: usize) -> Result<ReadSequences> {
+    fn new(
+        op: &'static str,
+        sequences: &AttentionSequences,
+        shape: &Shape,
+    ) -> Result<ReadSequences> {
         let read = |tensor| crate::ops::cast(tensor, DType::I64)?.to_vec::<i64>();
         Ok(match sequences {
             AttentionSequences::Rows => {
-                ReadSequences::Rows { q_offset: vec![0], k_len: vec![keys] }
+                ReadSequences::Rows { q_offset: vec![0], k_len: vec![shape.keys] }
             }
             AttentionSequences::Cached { q_offset, k_len } => ReadSequences::Rows {
                 q_offset: not_negative(op, "q_offset", read(q_offset)?)?,
                 k_len: not_negative(op, "k_len", read(k_len)?)?,
             },
-            AttentionSequences::Packed { cu_seqlens_q, cu_seqlens_k } => ReadSequences::Packed {
-                cu_seqlens_q: read(cu_seqlens_q)?,
-                cu_seqlens_k: read(cu_seqlens_k)?,
-            },
+            AttentionSequences::Ranges(ranges) => {
+                let ranges = KeyRanges::new(&ranges.to_vec()?, shape);
+                ReadSequences::Ranges(ranges.map_err(|error| error.context(op))?)
+            }
         })
     }
 
     fn mask(&self, mask: &AttentionMask) -> Mask<'_> {
         let sequences = match self {
             ReadSequences::Rows { q_offset, k_len } => Sequences::Rows { q_offset, k_len },
-            ReadSequences::Packed { cu_seqlens_q, cu_seqlens_k } => Sequences::Packed {
-                cu_seqlens_q: Offsets(cu_seqlens_q),
-                cu_seqlens_k: Offsets(cu_seqlens_k),
-            },
+            ReadSequences::Ranges(ranges) => Sequences::Ranges(ranges),
         };
         Mask { causal: mask.causal, window: mask.window, sequences }
     }
@@ -507,16 +513,23 @@ mod tests {
         assert_eq!(error.to_string(), format!("attention_grad: {problem}"));
     }
 
+    /// `causal` has no effect on ranges, and a window keeps their last keys.
     #[test]
-    fn packed_sequences() {
+    fn ranges_of_keys() {
         let device = Device::cpu();
         let x = numbered(&device, &[1, 7, 2, 3], 0.3);
-        let offsets = Tensor::from_slice(&device, &[4], &[0i32, 3, 3, 7]).unwrap();
-        let sequences =
-            AttentionSequences::Packed { cu_seqlens_q: offsets.clone(), cu_seqlens_k: offsets };
-        let mask = AttentionMask { causal: true, window: None, sequences };
-        let (out, _) = attention(&x, &x, &x, &mask, 0.5).unwrap();
-        assert_close(&out, &naive(&x, &x, &x, |i, j| j <= i && (i < 3) == (j < 3)));
+        let ranges = [[0i32, 1], [0, 2], [0, 3], [3, 3], [3, 6], [3, 6], [4, 7]];
+        let seen = |i: usize, j: usize| (ranges[i][0]..ranges[i][1]).contains(&(j as i32));
+        let list = Tensor::from_slice(&device, &[1, 7, 2], ranges.as_flattened()).unwrap();
+        let of = |causal, window| {
+            let sequences = AttentionSequences::Ranges(list.clone());
+            let mask = AttentionMask { causal, window, sequences };
+            attention(&x, &x, &x, &mask, 0.5).unwrap().0
+        };
+        assert_close(&of(true, None), &naive(&x, &x, &x, seen));
+        assert_close(&of(false, None), &naive(&x, &x, &x, seen));
+        let last_two = |i: usize, j: usize| seen(i, j) && j as i32 + 2 >= ranges[i][1];
+        assert_close(&of(true, Some(2)), &naive(&x, &x, &x, last_two));
     }
 
     #[test]

@@ -191,7 +191,7 @@ pub(super) fn sums(source: &Operands<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Covers head dims with and without tensor cores, and plain, cached and packed sequences.
+/// Covers head dims with and without tensor cores, and plain and cached sequences and ranges of keys.
 pub(super) fn attentions(source: &Operands<'_>) -> Result<()> {
     let head_dims: &[usize] = match source.dtype {
         DType::F32 => &[5, 8],
@@ -200,15 +200,13 @@ pub(super) fn attentions(source: &Operands<'_>) -> Result<()> {
     let list = |values: &[i64]| Tensor::from_slice(source.device, &[values.len()], values);
     // The second row has no valid keys.
     let cached = AttentionSequences::Cached { q_offset: list(&[60, 3])?, k_len: list(&[66, 0])? };
-    let packed = AttentionSequences::Packed {
-        cu_seqlens_q: list(&[0, 3, 4])?,
-        cu_seqlens_k: list(&[0, 5, 8])?,
-    };
+    let ranges = [[0i32, 3], [0, 4], [0, 5], [5, 8]];
+    let ranges = Tensor::from_slice(source.device, &[1, 4, 2], ranges.as_flattened())?;
     let with = |sequences| AttentionMask { sequences, ..AttentionMask::default() };
     let masks = [
         ([1, 70, 70], AttentionMask::causal()),
         ([2, 2, 66], with(cached)),
-        ([1, 4, 8], with(packed)),
+        ([1, 4, 8], with(AttentionSequences::Ranges(ranges))),
     ];
     for &features in head_dims {
         for ([batch, queries, keys], mask) in &masks {
@@ -216,7 +214,7 @@ pub(super) fn attentions(source: &Operands<'_>) -> Result<()> {
             run(attention(source, extents, mask, 0.5)?)?;
         }
     }
-    Ok(())
+    run(visible_keys(source, [2, 70])?)
 }
 
 pub(super) fn order(source: &Operands<'_>) -> Result<()> {

@@ -13,10 +13,12 @@ fn cases(device: &Device) -> Vec<([usize; 3], AttentionMask)> {
     let causal = AttentionMask::causal;
     let window = |window| AttentionMask { window: Some(window), ..causal() };
     let cached = AttentionSequences::Cached { q_offset: list(&[1, 4]), k_len: list(&[4, 7]) };
-    let packed = AttentionSequences::Packed {
-        cu_seqlens_q: list(&[0, 2, 2, 5, 6]),
-        cu_seqlens_k: list(&[0, 3, 4, 7, 7]),
-    };
+    // The second row has queries without keys.
+    let bounds = [[0i32, 2], [0, 3], [4, 5], [4, 6], [4, 7], [4, 7]];
+    let others = [[0i32, 0], [0, 4], [1, 4], [4, 4], [4, 5], [7, 7]];
+    let bounds = [bounds, others].concat();
+    let ranges = Tensor::from_slice(device, &[2, 6, 2], bounds.as_flattened()).unwrap();
+    let ranges = AttentionSequences::Ranges(ranges);
     let of = |sequences: &AttentionSequences, mask: AttentionMask| AttentionMask {
         sequences: sequences.clone(),
         ..mask
@@ -27,8 +29,8 @@ fn cases(device: &Device) -> Vec<([usize; 3], AttentionMask)> {
         ([1, 6, 7], window(3)),
         ([2, 3, 7], of(&cached, causal())),
         ([2, 3, 7], of(&cached, window(2))),
-        ([1, 6, 7], of(&packed, causal())),
-        ([1, 6, 7], of(&packed, window(2))),
+        ([2, 6, 7], of(&ranges, AttentionMask::default())),
+        ([2, 6, 7], of(&ranges, window(2))),
     ]
 }
 

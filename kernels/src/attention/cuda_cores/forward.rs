@@ -18,7 +18,7 @@ pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
     let cta = CtaTile::reporting(call, Axis::Queries, given.faults.map(Some));
     let products = Products::new(k, dtype, call.head_dim);
 
-    k.if_(cta.first.lt(cta.queries.length), || {
+    k.if_(cta.first.lt(cta.queries), || {
         let kv_head = cta.head / call.group;
         let q = given.q.rows(cta.batch, cta.queries, cta.head);
         let [keys, values] = [given.k, given.v].map(|view| view.rows(cta.batch, cta.keys, kv_head));
@@ -27,12 +27,13 @@ pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
         let sums = products.zeros();
         let factor = call.scale * std::f32::consts::LOG2_E;
         let [first, end] = cta.visible_keys(ROWS_PER_CTA);
+        let common = cta.common(cta.first, ROWS_PER_CTA);
         k.for_range(first, end, ROWS_PER_CTA, |key| {
             let scores = products.scores((q, cta.first), (keys, key));
             for score in scores.iter().flatten() {
                 score.set(**score * factor);
             }
-            products.hide(&cta, [cta.first, key], false, |i, j, visible| {
+            products.hide(&cta, common, [cta.first, key], false, |i, j, visible| {
                 let score = &scores[i][j];
                 score.set(visible.select(**score, f32::NEG_INFINITY));
             });
@@ -55,7 +56,7 @@ pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
         let leads = products.x.equals(0) & cta.block.equals(0);
         let row = cta.first + products.row();
         for (i, total) in (0..).zip(totals) {
-            let exists = (row + i).lt(cta.queries.length);
+            let exists = (row + i).lt(cta.queries);
             lines.element::<f32>(row + i).store_if(leads & exists, total.lse);
         }
     });

@@ -17,7 +17,7 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
     let cta = CtaTile::of_cta(call, Axis::Keys);
     let products = Products::new(k, dtype, call.head_dim);
 
-    k.if_(cta.first.lt(cta.all_keys.length), || {
+    k.if_(cta.first.lt(cta.all_keys), || {
         let [keys, values] =
             [given.k, given.v].map(|view| view.rows(cta.batch, cta.keys, cta.head));
         let (key_sums, value_sums) = (products.zeros(), products.zeros());
@@ -36,7 +36,7 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
                 let [lse, delta] = lines.map(|line| {
                     [0, 16, 32, 48].map(|j| {
                         let query = query + products.x + j;
-                        let exists = query.lt(cta.queries.length);
+                        let exists = query.lt(cta.queries);
                         line.element::<f32>(query).load_if::<f32>(exists)
                     })
                 });
@@ -46,7 +46,8 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
                         weight.set(weight.fma(factor, -lse).exp2_approx());
                     }
                 }
-                products.hide(&cta, [cta.first, query], true, |i, j, visible| {
+                let common = cta.common(query, ROWS_PER_CTA);
+                products.hide(&cta, common, [query, cta.first], true, |i, j, visible| {
                     let weight = &weights[i][j];
                     weight.set(visible.select(**weight, 0.0));
                 });

@@ -17,7 +17,7 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
     let cta = CtaTile::of_cta(call, Axis::Queries);
     let products = Products::new(k, dtype, call.head_dim);
 
-    k.if_(cta.first.lt(cta.queries.length), || {
+    k.if_(cta.first.lt(cta.queries), || {
         let kv_head = cta.head / call.group;
         let [q, dout] =
             [given.q, given.dout].map(|view| view.rows(cta.batch, cta.queries, cta.head));
@@ -27,6 +27,7 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
         let sums = products.zeros();
         let factor = call.scale * std::f32::consts::LOG2_E;
         let [first, end] = cta.visible_keys(ROWS_PER_CTA);
+        let common = cta.common(cta.first, ROWS_PER_CTA);
         k.for_range(first, end, ROWS_PER_CTA, |key| {
             let weights = products.scores((q, cta.first), (keys, key));
             let slopes = products.scores((dout, cta.first), (values, key));
@@ -35,7 +36,7 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
             let [lse, delta] = lines.map(|line| {
                 let row = cta.first + products.row();
                 [0, 1, 2, 3].map(|i| {
-                    let exists = (row + i).lt(cta.queries.length);
+                    let exists = (row + i).lt(cta.queries);
                     line.element::<f32>(row + i).load_if::<f32>(exists)
                 })
             });
@@ -45,7 +46,7 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
                     weight.set(weight.fma(factor, -lse).exp2_approx());
                 }
             }
-            products.hide(&cta, [cta.first, key], false, |i, j, visible| {
+            products.hide(&cta, common, [cta.first, key], false, |i, j, visible| {
                 let weight = &weights[i][j];
                 weight.set(visible.select(**weight, 0.0));
             });

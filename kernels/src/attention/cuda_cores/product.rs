@@ -2,7 +2,7 @@
 //! with columns.
 
 use super::super::ROWS_PER_CTA;
-use super::super::cta_tile::{CtaTile, Rows};
+use super::super::cta_tile::{Common, CtaTile, Rows};
 use super::{COLUMNS, THREADS};
 use crate::assembler::{F32, Kernel, Pred, SharedAddress, U32, Variable};
 use crate::dtype::Dtype;
@@ -209,27 +209,26 @@ impl<'k> Products<'k> {
     /// Calls `set(i, j, visible)` for each score of this thread, unless the whole tile is visible.
     ///
     /// Rows of scores are queries and columns are keys, or the other way around if `transposed`.
-    /// The tile begins at `row` and `column`.
+    /// The tile begins at `query` and `key`; its queries see the keys `common`.
     #[track_caller]
     pub(super) fn hide(
         &self,
         cta: &CtaTile<'k>,
-        [row, column]: [U32<'k>; 2],
+        common: Common<'k>,
+        [query, key]: [U32<'k>; 2],
         transposed: bool,
         set: impl Fn(usize, usize, Pred<'k>),
     ) {
-        let [query, key] = if transposed { [column, row] } else { [row, column] };
-        let all_visible = cta.all_visible((query, ROWS_PER_CTA), (key, ROWS_PER_CTA));
-        self.k.if_(!all_visible, || {
-            let (row, column) = (row + self.row(), column + self.x);
-            let [query, key] = if transposed { [column, row] } else { [row, column] };
-            let behind = cta.behind(query, key);
-            let left = (cta.keys.length - key).signed();
+        self.k.if_(!common.contain(key, ROWS_PER_CTA), || {
+            let ([query, key], apart) = match transposed {
+                true => ([query + self.x, key + self.row()], [16, 1]),
+                false => ([query + self.row(), key + self.x], [1, 16]),
+            };
             for i in 0..EACH {
+                let seen = cta.seen(query + apart[0] * i).from(key);
                 for j in 0..EACH {
-                    let [queries, keys] = if transposed { [16 * j, i] } else { [i, 16 * j] };
-                    let visible = cta.is_visible(behind + queries - keys) & left.gt(keys as i32);
-                    set(i as usize, j as usize, visible);
+                    let [row, column] = if transposed { [j, i] } else { [i, j] };
+                    set(row as usize, column as usize, seen.contains(apart[1] * j));
                 }
             }
         });

@@ -8,7 +8,7 @@ use super::super::problem::Axis;
 use super::super::softmax::Softmax;
 use super::product::{Sums, a_fragments, add_weighted, publish, scores, wait, zeros};
 use super::tile::{Lines, Stationary, Tile};
-use super::{ScoreTile, Shape, THREADS, mask_scores};
+use super::{Shape, THREADS, mask_scores};
 use crate::assembler::{ArgumentFor, F32, Kernel, Ptx};
 
 /// The largest head dim for which a warp keeps its queries in registers. Warpgroups read them from
@@ -25,10 +25,10 @@ pub(in super::super) fn forward(entry: String, lines: Lines) -> Ptx {
     let (shape, head_dim) = (Shape::forward(lines), lines.head_dim);
     let stationary = Tile::new(k, lines, ROWS_PER_CTA, 1);
     let streamed = [(); 2].map(|()| Tile::new(k, lines, shape.streamed_rows, 2));
-    k.if_(cta.first.lt(cta.queries.length), || {
+    k.if_(cta.first.lt(cta.queries), || {
         let kv_head = cta.head / call.group;
         let rows = given.q.rows(cta.batch, cta.queries, cta.head);
-        let all = [cta.first, cta.queries.length];
+        let all = [cta.first, cta.queries];
         stationary.stream(rows, all).copy_next(k.constant(0));
         k.commit_copies();
 
@@ -59,6 +59,8 @@ pub(in super::super) fn forward(entry: String, lines: Lines) -> Ptx {
         };
 
         let row = cta.first + warp_row;
+        let own_row = row + (k.lane() >> 2);
+        let (seen, common) = ([0, 8].map(|down| cta.seen(own_row + down)), cta.common(row, 16));
         let softmax = Softmax::new(k, 2, 4);
         let sums = zeros(k, head_dim);
         let (keys, values) = (streamed[0].columns(), streamed[1].features(k.constant(0)));
@@ -71,8 +73,7 @@ pub(in super::super) fn forward(entry: String, lines: Lines) -> Ptx {
             let scores = scores(k, lines, &queries, keys.at(current), shape.streamed_rows);
             wait(k, lines);
             scale(&scores, call.scale * std::f32::consts::LOG2_E);
-            let score_tile = ScoreTile { query: row, key, transposed: false };
-            mask_scores(&cta, &scores, score_tile, |score, visible| {
+            mask_scores(&scores, key, seen, common, |score, visible| {
                 score.set(visible.select(**score, f32::NEG_INFINITY));
             });
 
@@ -97,11 +98,10 @@ pub(in super::super) fn forward(entry: String, lines: Lines) -> Ptx {
             [2 * half, 2 * half + 1].map(|i| *sums[i] * totals[half].reciprocal)
         });
 
-        let lane = k.lane();
         let lines = cta.of_queries(given.lse, cta.head);
         for (half, total) in (0..).zip(totals) {
-            let row = row + (lane >> 2) + 8 * half;
-            let stores = row.lt(cta.queries.length) & (lane & 3).equals(0);
+            let row = own_row + 8 * half;
+            let stores = row.lt(cta.queries) & (k.lane() & 3).equals(0);
             lines.element::<f32>(row).store_if(stores, total.lse);
         }
     });

@@ -2,11 +2,11 @@
 
 use super::super::ROWS_PER_CTA;
 use super::super::arguments::AttentionGradKeysArguments;
-use super::super::cta_tile::CtaTile;
+use super::super::cta_tile::{CtaTile, Limits, staged_limits};
 use super::super::problem::Axis;
 use super::product::{a_fragments, add_weighted, publish, scores, wait, zeros};
 use super::tile::{Lines, Tile};
-use super::{ScoreTile, Shape, THREADS, mask_scores};
+use super::{Shape, THREADS, mask_transposed};
 use crate::assembler::{ArgumentFor, F32, Kernel, Ptx, SharedAddress};
 
 /// Computes `dk` and `dv`.
@@ -20,10 +20,11 @@ pub(in super::super) fn grad_keys(entry: String, lines: Lines) -> Ptx {
     let stationary = [(); 2].map(|()| Tile::new(k, lines, ROWS_PER_CTA, 1));
     let streamed = [(); 2].map(|()| Tile::new(k, lines, shape.streamed_rows, 2));
     let numbers = [(); 2].map(|()| k.shared::<f32>(2 * shape.streamed_rows));
-    k.if_(cta.first.lt(cta.all_keys.length), || {
+    let limits = [(); 2].map(|()| k.shared::<i32>(2 * shape.streamed_rows));
+    k.if_(cta.first.lt(cta.all_keys), || {
         for (tile, view) in stationary.into_iter().zip([given.k, given.v]) {
             let rows = view.rows(cta.batch, cta.keys, cta.head);
-            let all = [cta.first, cta.keys.length];
+            let all = [cta.first, cta.keys];
             tile.stream(rows, all).copy_next(k.constant(0));
         }
         let columns = shape.columns();
@@ -60,6 +61,7 @@ pub(in super::super) fn grad_keys(entry: String, lines: Lines) -> Ptx {
                         let to = numbers.element::<f32>(at);
                         to.copy_async::<4>(line.element::<f32>(query), exists);
                     }
+                    cta.stage_limits(query, exists, limits.map(|it| it.element::<i32>(at)));
                 });
                 next.add(shape.streamed_rows);
                 k.commit_copies();
@@ -85,8 +87,13 @@ pub(in super::super) fn grad_keys(entry: String, lines: Lines) -> Ptx {
                         weight.set(weight.fma(factor, -lse[i % 2]).exp2_approx());
                     }
                 }
-                let score_tile = ScoreTile { query, key: row, transposed: true };
-                mask_scores(&cta, &weights, score_tile, |weight, visible| {
+                let first = limits.map(|it| it.element::<i32>(current * shape.streamed_rows));
+                let last = (end - query).min(shape.streamed_rows) - 1;
+                let last = first.map(|it| it.element::<i32>(last));
+                let common = cta.common_within(staged_limits(first), staged_limits(last));
+                let of_lane = limits.map(|it| it.element::<i32>(of_lane));
+                let seen = |i| limits_of_pair(of_lane, i).map(|it| cta.seen_within(it));
+                mask_transposed(&weights, row, seen, common, |weight, visible| {
                     weight.set(visible.select(**weight, 0.0));
                 });
                 let features = of_block[1].at(tile);
@@ -123,4 +130,11 @@ pub(in super::super) fn grad_keys(entry: String, lines: Lines) -> Ptx {
 #[track_caller]
 fn pair<'k>(of_lane: SharedAddress<'k>, i: u32) -> [F32<'k>; 2] {
     of_lane.offset(32 * i).load_vector::<f32, 2>()
+}
+
+/// The limits of this lane's two columns of the i-th eight.
+#[track_caller]
+fn limits_of_pair<'k>(of_lane: [SharedAddress<'k>; 2], i: u32) -> [Limits<'k>; 2] {
+    let [first, end] = of_lane.map(|it| it.offset(32 * i).load_vector::<i32, 2>());
+    [0, 1].map(|at| Limits { first: first[at], end: end[at] })
 }

@@ -6,7 +6,7 @@ use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::product::{a_fragments, add_weighted, publish, scores, wait, zeros};
 use super::tile::{Lines, Tile};
-use super::{ScoreTile, Shape, THREADS, mask_scores};
+use super::{Shape, THREADS, mask_scores};
 use crate::assembler::{ArgumentFor, Kernel, Ptx};
 
 /// Computes `dq`.
@@ -19,10 +19,10 @@ pub(in super::super) fn grad_queries(entry: String, lines: Lines) -> Ptx {
     let (shape, head_dim) = (Shape::backward(lines), lines.head_dim);
     let stationary = [(); 2].map(|()| Tile::new(k, lines, ROWS_PER_CTA, 1));
     let streamed = [(); 2].map(|()| Tile::new(k, lines, shape.streamed_rows, 2));
-    k.if_(cta.first.lt(cta.queries.length), || {
+    k.if_(cta.first.lt(cta.queries), || {
         for (tile, view) in stationary.into_iter().zip([given.q, given.dout]) {
             let rows = view.rows(cta.batch, cta.queries, cta.head);
-            let all = [cta.first, cta.queries.length];
+            let all = [cta.first, cta.queries];
             tile.stream(rows, all).copy_next(k.constant(0));
         }
         let [first, end] = cta.visible_keys(shape.streamed_rows);
@@ -45,13 +45,14 @@ pub(in super::super) fn grad_queries(entry: String, lines: Lines) -> Ptx {
             let line = cta.of_queries(base, cta.head);
             [0, 8].map(|down| {
                 let row = own_row + down;
-                let exists = row.lt(cta.queries.length);
+                let exists = row.lt(cta.queries);
                 line.element::<f32>(row).load_if::<f32>(exists)
             })
         });
         let [lse, delta] = of_rows;
         let lse = lse.map(|lse| lse * std::f32::consts::LOG2_E);
 
+        let (seen, common) = ([0, 8].map(|down| cta.seen(own_row + down)), cta.common(row, 16));
         let own = stationary.map(|tile| tile.stationary(warp_row));
         let others = streamed.map(|tile| tile.columns());
         let keys = streamed[0].features(k.constant(0));
@@ -73,8 +74,7 @@ pub(in super::super) fn grad_queries(entry: String, lines: Lines) -> Ptx {
                     weight.set(weight.fma(factor, -lse[i / 2]).exp2_approx());
                 }
             }
-            let score_tile = ScoreTile { query: row, key, transposed: false };
-            mask_scores(&cta, &weights, score_tile, |weight, visible| {
+            mask_scores(&weights, key, seen, common, |weight, visible| {
                 weight.set(visible.select(**weight, 0.0));
             });
             for (weights, slopes) in weights.iter().zip(&slopes) {

@@ -30,7 +30,7 @@ pub(super) use grad_queries::grad_queries;
 use self::product::Sums;
 pub use self::tile::Lines;
 use super::Products;
-use super::cta_tile::CtaTile;
+use super::cta_tile::{Common, Seen};
 use crate::assembler::{Pred, U32, Variable};
 
 /// Threads per CTA: four warps of 16 rows.
@@ -94,10 +94,10 @@ pub(super) fn grad_queries_shared(lines: Lines) -> u32 {
 }
 
 /// Bytes of dynamic shared memory of the gradients of keys and values. Besides tiles, two buffers
-/// hold lse and delta of the streamed queries.
+/// hold four numbers of each streamed query: lse, delta, and the limits of its keys.
 pub(super) fn grad_keys_shared(lines: Lines) -> u32 {
     let shape = Shape::backward(lines);
-    dynamic(shape.tiles(2, 2) + 2 * 2 * 4 * shape.streamed_rows)
+    dynamic(shape.tiles(2, 2) + 4 * 2 * 4 * shape.streamed_rows)
 }
 
 /// CTAs that share a tile of keys.
@@ -110,42 +110,45 @@ fn dynamic(bytes: u32) -> u32 {
     if bytes > 48 * 1024 { bytes } else { 0 }
 }
 
-/// The position of a warp's tile of scores: its first query and its first key.
-#[derive(Clone, Copy)]
-struct ScoreTile<'k> {
-    query: U32<'k>,
-    key: U32<'k>,
-    /// Whether rows are keys and columns are queries.
-    transposed: bool,
-}
-
-/// Calls `set(score, visible)` for each score of this lane, unless the warp's whole tile is
-/// visible.
+/// Calls `set(score, visible)` for each score of this lane, unless the warp's whole tile of 16
+/// queries is visible. The tile begins at `key`; the lane's two queries see the keys `seen`, and all
+/// queries the keys `common`.
 #[track_caller]
 fn mask_scores<'k>(
-    cta: &CtaTile<'k>,
     scores: &Sums<'k>,
-    score_tile: ScoreTile<'k>,
+    key: U32<'k>,
+    seen: [Seen<'k>; 2],
+    common: Common<'k>,
     set: impl Fn(&Variable<'k, f32>, Pred<'k>),
 ) {
-    let ScoreTile { query, key, transposed } = score_tile;
-    let (k, columns) = (query.kernel(), 8 * scores.len() as u32);
-    let [queries, keys] = if transposed { [columns, 16] } else { [16, columns] };
-    k.if_(!cta.all_visible((query, queries), (key, keys)), || {
-        let lane = k.lane();
-        let (row, column) = (lane >> 2, (lane & 3) * 2);
-        let [query, key] = match transposed {
-            true => [query + column, key + row],
-            false => [query + row, key + column],
-        };
-        let behind = cta.behind(query, key);
-        let left = (cta.keys.length - key).signed();
+    let k = key.kernel();
+    k.if_(!common.contain(key, 8 * scores.len() as u32), || {
+        let seen = seen.map(|it| it.from(key + (k.lane() & 3) * 2));
         for (tile, scores) in (0..).zip(scores) {
             for (i, score) in (0..).zip(scores) {
-                let (row, column) = (8 * (i / 2), 8 * tile + i % 2);
-                let [query, key] = if transposed { [column, row] } else { [row, column] };
-                let visible = cta.is_visible(behind + query - key) & left.gt(key as i32);
-                set(score, visible);
+                set(score, seen[i / 2].contains(8 * tile + i as u32 % 2));
+            }
+        }
+    });
+}
+
+/// Like [`mask_scores`] for transposed scores: rows are 16 keys from `key` on, columns are queries.
+/// `seen(i)` returns the keys that the lane's two queries of the i-th eight see.
+#[track_caller]
+fn mask_transposed<'k>(
+    scores: &Sums<'k>,
+    key: U32<'k>,
+    seen: impl Fn(u32) -> [Seen<'k>; 2],
+    common: Common<'k>,
+    set: impl Fn(&Variable<'k, f32>, Pred<'k>),
+) {
+    let k = key.kernel();
+    k.if_(!common.contain(key, 16), || {
+        let key = key + (k.lane() >> 2);
+        for (tile, scores) in (0..).zip(scores) {
+            let seen = seen(tile).map(|it| it.from(key));
+            for (i, score) in (0..).zip(scores) {
+                set(score, seen[i % 2].contains(8 * (i as u32 / 2)));
             }
         }
     });

@@ -4,6 +4,7 @@ mod balancing;
 mod bf16;
 mod checkpointing;
 mod decoding;
+mod documents;
 mod lora;
 mod padding;
 mod shapes;
@@ -91,11 +92,20 @@ fn gradients(
     compute: Compute,
     balancing: Balancing,
 ) -> (Loss, Vec<(String, Vec<f32>)>) {
+    gradients_of(model, &TokenBatch::new(ids, ids), compute, balancing)
+}
+
+/// The loss of a batch, and the gradient of each parameter.
+fn gradients_of(
+    model: &Qwen3,
+    batch: &TokenBatch,
+    compute: Compute,
+    balancing: Balancing,
+) -> (Loss, Vec<(String, Vec<f32>)>) {
     let mut grads = Grads::new(&model.params()).unwrap();
     let model = model.clone().balanced(balancing);
-    let batch = TokenBatch::new(ids, ids);
-    let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
-    let one = ops::full(ids.device(), &[], DType::F32, 1.0).unwrap();
+    let (loss, tape) = Tape::record(|| model.loss(batch, compute)).unwrap();
+    let one = ops::full(batch.ids.device(), &[], DType::F32, 1.0).unwrap();
     tape.backward(&[(&loss.total, one)], &mut grads).unwrap();
 
     let all = grads.all().unwrap();

@@ -28,6 +28,8 @@ pub(crate) struct Case {
     pub(crate) rows: usize,
     /// Of a row.
     pub(crate) tokens: usize,
+    /// Whether rows have several documents.
+    pub(crate) documents: bool,
     /// Whether the projections have low-rank adapters.
     pub(crate) lora: bool,
     /// Whether sparse layers have shared experts.
@@ -50,6 +52,7 @@ impl Case {
             bf16: false,
             rows: 3,
             tokens: 7,
+            documents: false,
             lora: false,
             shared: false,
             apart: None,
@@ -71,6 +74,10 @@ impl Case {
 
     const fn tokens(self, tokens: usize) -> Case {
         Case { tokens, ..self }
+    }
+
+    const fn documents(self) -> Case {
+        Case { documents: true, ..self }
     }
 
     const fn ring(self) -> Case {
@@ -188,6 +195,7 @@ impl fmt::Display for Case {
         }
         let options = [
             (self.ring, "ring"),
+            (self.documents, "documents"),
             (self.sequence, "sequence"),
             (!self.loss, "whole vocabulary"),
             (self.experts, "sharded experts"),
@@ -355,10 +363,20 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(DENSE, CP_CR).ring(),
     Case::new(FIVE_HEADS, DP_CP),
     Case::new(EXPERTS, DP_CP).ring().balance(Sequence),
+    Case::new(TIED, CP3).ring(),
+    Case::new(TIED, &[("cp", 4)]).ring().checkpointed(),
+    // Rows of several documents.
+    Case::new(DENSE, DP2).documents(),
+    Case::new(TIED, TP2).sequence().documents(),
+    Case::new(TIED, CP3).documents(),
+    Case::new(DENSE, CP3).ring().documents(),
+    Case::new(TIED, DP_CP).ring().documents().checkpointed(),
+    Case::new(TIED, &[("sp", 4)]).documents(),
+    Case::new(DENSE, CP_SP).ring().documents().bf16(),
     // Merged with rows, shards of shards must be equal.
     Case::new(EXPERTS, CP_TP).ring().sequence().sharded_experts().tokens(8),
     Case::new(EXPERTS, &[("cp", 2), ("sp", 2)]).balance(Layer).tokens(8),
-    Case::new(MANY_EXPERTS, CP3).ring().apart(&[("ep", 3)], AllToAll),
+    Case::new(MANY_EXPERTS, CP3).ring().apart(&[("ep", 3)], AllToAll).documents(),
     Case::new(MANY_EXPERTS, DP_CP).apart(&[("ep", 4)], AllToAll).balance(Sequence),
     Case::new(MANY_EXPERTS, &[("cp", 2), ("sp", 2)])
         .apart(&[("ep", 2), ("etp", 2)], AllGather)

@@ -28,9 +28,27 @@ pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
         _ => id(at, 17),
     };
     let labels: Vec<i64> = (0..case.rows * case.tokens).map(label).collect();
-    let shape = [case.rows, case.tokens];
-    let ids = own_part(case, &Tensor::from_slice(device, &shape, &ids)?)?;
-    Ok(TokenBatch::new(&ids, &own_part(case, &Tensor::from_slice(device, &shape, &labels)?)?))
+    let own = |values: &[i64]| {
+        own_part(case, &Tensor::from_slice(device, &[case.rows, case.tokens], values)?)
+    };
+    let batch = TokenBatch::new(&own(&ids)?, &own(&labels)?);
+    if !case.documents {
+        return Ok(batch);
+    }
+    let rows = (0..case.rows).map(|row| documents(row, case.tokens));
+    let (documents, positions): (Vec<Vec<i64>>, Vec<Vec<i64>>) = rows.unzip();
+    let [documents, positions] = [documents, positions].map(|rows| own(&rows.concat()));
+    Ok(TokenBatch { documents: Some(documents?), positions: Some(positions?), ..batch })
+}
+
+/// The documents and the positions of the tokens of a row: a document of one token, and two others.
+fn documents(row: usize, tokens: usize) -> (Vec<i64>, Vec<i64>) {
+    let starts = [0, 1 + row % 3, 2 + row % 3];
+    let of_token = |at: usize| {
+        let document = starts.iter().rposition(|start| *start <= at).unwrap();
+        (document as i64, (at - starts[document]) as i64)
+    };
+    (0..tokens).map(of_token).unzip()
 }
 
 /// The part of a rank.

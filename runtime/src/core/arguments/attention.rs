@@ -1,13 +1,13 @@
 //! Extents and masks of attention, and their errors.
 
-use meshgrad_error::{Error, ensure, error};
+use meshgrad_error::ensure;
 
 use crate::{Result, Tensor};
 
 /// The conditions that mask out keys. A query attends to every other key.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionMask {
-    /// Masks out keys after the query's position.
+    /// Masks out keys after the query's position. Masks nothing of [`AttentionSequences::Ranges`].
     pub causal: bool,
     /// Masks out keys at positions up to the query's position - `window`. With `causal`, a query
     /// attends to itself and the `window` - 1 keys before it (Hugging Face's `sliding_window`).
@@ -31,15 +31,12 @@ pub enum AttentionSequences {
         /// The number of valid keys, i64 \[B\] or \[1\]. Other keys are never read.
         k_len: Tensor,
     },
-    /// The batch is one row (B = 1) of concatenated sequences; a query attends to keys of its own
-    /// sequence only.
-    Packed {
-        /// The offset of each sequence's first query, then the number of queries: i64 or i32
-        /// [N + 1].
-        cu_seqlens_q: Tensor,
-        /// The offset of each sequence's first key, then the number of keys: i64 or i32 [N + 1].
-        cu_seqlens_k: Tensor,
-    },
+    /// Each query sees the keys of one range: i32 [B, T, 2], the first key and the end. Along T
+    /// neither decreases, as in rows of concatenated documents, whose queries see the keys from the
+    /// start of their document on ([`visible_keys`](crate::ops::visible_keys) finds them). An empty
+    /// range sees no key. The end of a range says what `causal` would, and `window` keeps the last
+    /// keys of each range.
+    Ranges(Tensor),
 }
 
 impl AttentionMask {
@@ -49,13 +46,13 @@ impl AttentionMask {
     }
 
     /// The number of (query, key) pairs per row, for counting FLOPs. The queries start at position
-    /// `first`. Cached and packed sequences count as if nothing but the window were masked, because
-    /// their lengths are on the device.
+    /// `first`. Lengths on the device do not count: cached sequences count as if nothing but the
+    /// window were masked, and ranges as one sequence.
     pub(crate) fn pairs(&self, first: usize, queries: usize, keys: usize) -> u64 {
         let end = first + queries;
-        let whole = matches!(self.sequences, AttentionSequences::Rows) && self.causal;
+        let is_cached = matches!(self.sequences, AttentionSequences::Cached { .. });
         let window = self.window.unwrap_or(usize::MAX);
-        match whole && end <= keys {
+        match self.causal && !is_cached && end <= keys {
             true => (first + 1..=end).map(|seen| seen.min(window) as u64).sum(),
             false => (queries * keys.min(window)) as u64,
         }
@@ -101,34 +98,6 @@ impl Shape {
         );
         Ok(())
     }
-
-    /// # Errors
-    /// When the batch is not the one row of packed sequences.
-    pub(crate) fn check_packed(&self) -> Result<()> {
-        let Shape { batch, .. } = self;
-        ensure!(
-            *batch == 1,
-            Invalid,
-            "packed sequences require a batch of 1, not {batch}; concatenate the rows"
-        );
-        Ok(())
-    }
-}
-
-/// # Errors
-/// When there are not as many packed sequences of queries as of keys.
-pub(crate) fn check_sequences(queries: usize, keys: usize) -> Result<()> {
-    ensure!(
-        queries == keys,
-        Invalid,
-        "`cu_seqlens_q` has {queries} sequences, but `cu_seqlens_k` has {keys}"
-    );
-    Ok(())
-}
-
-/// The error for offsets of packed sequences that do not divide a dim of `len`.
-pub(crate) fn bad_offsets(name: &str, len: usize) -> Error {
-    error!(Invalid, "`{name}` must be non-decreasing from 0 to {len}, the length of the packed dim")
 }
 
 impl Shape {

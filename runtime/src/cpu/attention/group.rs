@@ -26,7 +26,7 @@ pub(super) fn padded(head_dim: usize) -> usize {
 /// Rows of one segment and one key-value head.
 pub(super) struct Group<'a, E> {
     pub(super) attention: &'a Attention<'a, E>,
-    pub(super) segment: &'a Segment,
+    pub(super) segment: &'a Segment<'a>,
     pub(super) kv_head: usize,
     /// Relative to the first row of the segment.
     pub(super) rows: Range<usize>,

@@ -75,10 +75,36 @@ fn every_mask_equals_the_definition() {
         }
 
         let lengths = [(7, 7), (0, 3), (64, 64), (5, 70), (0, 0), (9, 2), (1, 65)];
-        let packed = Case::packed(&lengths, group, 20);
-        assert_near::<f64>(&packed, 1e-13);
-        assert_near::<f32>(&packed.clone().causal(), 3e-6);
-        assert_near::<f32>(&packed.causal().window(6), 3e-6);
+        let documents = Case::documents(&lengths, group, 20);
+        assert_near::<f64>(&documents, 1e-13);
+        assert_near::<f32>(&documents.window(6), 3e-6);
+    }
+}
+
+/// Ranges of two rows that begin where they want, as long as they do not decrease: empty ones, gaps,
+/// and ranges that overlap.
+#[test]
+fn any_ranges_equal_the_definition() {
+    for (seed, (queries, keys)) in (1..).zip([(1, 5), (70, 64), (65, 200), (130, 0), (33, 7)]) {
+        let steps = random(4 * queries, seed);
+        let bounds = steps.chunks(2).enumerate().map(|(at, step)| {
+            let (row, t) = (at / queries, at % queries);
+            let start = t * keys / queries / (1 + row);
+            [start, start + (step[0].abs() * 3.0) as usize]
+        });
+        // Each bound is raised to the one before it.
+        let mut ranges: Vec<[usize; 2]> = bounds.collect();
+        for row in ranges.chunks_mut(queries) {
+            for at in 1..row.len() {
+                let [first, end] = row[at - 1];
+                row[at] = [row[at][0].max(first), row[at][1].max(end)];
+            }
+        }
+        let ranges = ranges.as_flattened().iter().map(|key| (*key).min(keys) as i32);
+        let mut case = Case::new(queries, keys, 1 + seed as usize % 2, 20);
+        case.set_ranges(ranges.collect());
+        assert_near::<f64>(&case, 1e-13);
+        assert_near::<f64>(&case.window(5), 1e-13);
     }
 }
 
@@ -90,9 +116,9 @@ fn long_sequences_equal_the_definition() {
     assert!(backward_workspace(&case.shape) > 2 * 2 * 2100 * 16);
     assert_near::<f32>(&case, 3e-6);
 
-    let mut packed = Case::packed(&[(900, 900), (1130, 1130), (70, 70)], 1, 8).causal();
-    packed.shape = Shape { heads: 1, kv_heads: 1, ..packed.shape };
-    assert_near::<f32>(&packed, 3e-6);
+    let mut documents = Case::documents(&[(900, 900), (1130, 1130), (70, 70)], 1, 8);
+    documents.shape = Shape { heads: 1, kv_heads: 1, ..documents.shape };
+    assert_near::<f32>(&documents, 3e-6);
 }
 
 /// Scores of several hundred must neither overflow nor underflow to an empty row.
@@ -118,8 +144,8 @@ fn gradients_equal_central_differences() {
     };
     const STEP: f64 = 1e-5;
 
-    let packed = Case::packed(&[(3, 3), (2, 4)], 2, 3).causal();
-    for case in [Case::new(4, 5, 2, 3), Case::new(5, 5, 1, 3).causal().window(2), packed] {
+    let documents = Case::documents(&[(3, 3), (2, 4)], 2, 3);
+    for case in [Case::new(4, 5, 2, 3), Case::new(5, 5, 1, 3).causal().window(2), documents] {
         let mut x = Operands::<f64>::random(&case);
         let actual = attend(&case, &x);
 
@@ -180,7 +206,7 @@ fn bits_do_not_depend_on_threads() {
     check::<f32>(&case);
     check::<bf16>(&case);
     check::<f64>(&case);
-    check::<f32>(&Case::packed(&[(1100, 1100), (900, 900)], 1, 8).causal());
+    check::<f32>(&Case::documents(&[(1100, 1100), (900, 900)], 1, 8));
 }
 
 /// Decoding with a cache gives the bits of the full forward pass, for any number of queries per
@@ -246,18 +272,24 @@ fn cached_decoding_equals_full_forward() {
     check::<f32>(&Case::new(70, 70, 3, 8).causal().window(9), 5);
 }
 
-/// Packing sequences does not change any bit of their results.
+/// Rows of documents have the bits of the documents alone, with and without a window.
 #[test]
-fn packed_equals_separate() {
+fn documents_in_a_row_equal_documents_alone() {
+    for window in [48, usize::MAX] {
+        documents_equal_documents_alone(window);
+    }
+}
+
+fn documents_equal_documents_alone(window: usize) {
     let lengths = [(7, 7), (64, 64), (1, 1), (130, 130), (20, 50)];
-    let packed = Case::packed(&lengths, 2, 20).causal().window(48);
-    let x = Operands::<f32>::random(&packed);
-    let all = attend(&packed, &x);
+    let row = Case::documents(&lengths, 2, 20).window(window);
+    let x = Operands::<f32>::random(&row);
+    let all = attend(&row, &x);
 
     let (mut query, mut key) = (0, 0);
-    let Shape { heads, kv_heads, head_dim, queries: total, .. } = packed.shape;
+    let Shape { heads, kv_heads, head_dim, queries: total, .. } = row.shape;
     for (queries, keys) in lengths {
-        let mut one = Case::new(queries, keys, 2, head_dim).causal().window(48);
+        let mut one = Case::new(queries, keys, 2, head_dim).causal().window(window);
         one = one.at(&[keys - queries], &[keys]);
         one.shape.batch = 1;
 
@@ -325,7 +357,7 @@ fn a_query_without_keys_gives_zero() {
         Case::new(70, 70, 2, 8).at(&[0], &[0]),
         Case::new(3, 70, 2, 8).causal().window(4).at(&[500], &[70]),
         Case::new(5, 70, 2, 8).window(0).causal(),
-        Case::packed(&[(70, 0)], 2, 8),
+        Case::documents(&[(70, 0)], 2, 8),
     ];
     for case in empty {
         let actual = attend(&case, &Operands::<f32>::random(&case));
@@ -373,13 +405,40 @@ fn wrong_arguments_are_errors() {
     assert!(error(&rows(&[0], &[7])).contains("`k_len` is 7, but there are only 6 keys"));
     assert!(error(&rows(&[0, 0, 0], &[6])).contains("`q_offset` has 3 values"));
 
-    let offsets = Offsets(&[0, 4]);
-    let packed = masked(Sequences::Packed { cu_seqlens_q: offsets, cu_seqlens_k: offsets });
-    assert!(error(&packed).contains("batch of 1, not 2"));
-
     let one = Shape { batch: 1, ..shape };
-    assert!(
-        error(&Attention { shape: one, ..packed })
-            .contains("`cu_seqlens_k` must be non-decreasing")
-    );
+    let refused = |ranges: &[i32]| KeyRanges::new(ranges, &one).unwrap_err().to_string();
+    let outside = refused(&[0, 1, 0, 2, 0, 7, 0, 7]);
+    assert!(outside.contains("query 2 of row 0 has the keys 0..7; a range must be within 0..6"));
+    assert!(refused(&[-1, 1, 0, 2, 0, 3, 0, 4]).contains("has the keys -1..1; a range"));
+    assert!(refused(&[3, 2, 3, 3, 3, 3, 3, 3]).contains("has the keys 3..2; a range"));
+    let first = refused(&[0, 1, 1, 2, 0, 3, 0, 4]);
+    assert!(first.contains("query 2 of row 0 has the keys 0..3 after 1..2; ranges must not"));
+    assert!(refused(&[0, 3, 0, 2, 0, 3, 0, 4]).contains("has the keys 0..2 after 0..3"));
+}
+
+/// A part of the queries has the bits of all of them, wherever it begins in a document.
+#[test]
+fn parts_of_the_queries_have_the_bits_of_the_whole() {
+    let lengths = [(7, 7), (100, 100), (0, 9), (33, 33), (20, 5)];
+    for window in [20, usize::MAX] {
+        let whole = Case::documents(&lengths, 2, 20).window(window);
+        let Owned::Ranges(ranges, _) = &whole.sequences else { unreachable!() };
+        let x = Operands::<f32>::random(&whole);
+        let all = attend(&whole, &x);
+        let row = whole.shape.heads * whole.shape.head_dim;
+        for part in [0..30, 30..31, 31..130, 130..160] {
+            let mut case =
+                Case { shape: Shape { queries: part.len(), ..whole.shape }, ..whole.clone() };
+            case.set_ranges(ranges[2 * part.start..2 * part.end].to_vec());
+            let of_q = part.start * row..part.end * row;
+            let x = Operands {
+                q: x.q[of_q.clone()].to_vec(),
+                k: x.k.clone(),
+                v: x.v.clone(),
+                dout: x.dout[of_q.clone()].to_vec(),
+                dlse: vec![0.5; case.rows()],
+            };
+            assert_same_bits("out", &attend(&case, &x).out, &all.out[of_q], &part);
+        }
+    }
 }

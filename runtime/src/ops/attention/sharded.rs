@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use meshgrad_error::ensure;
 use meshgrad_mesh::ShardingRule;
 
 use super::{AttentionMask, AttentionSequences};
 use crate::core::sharding::gate::Gate;
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 static ATTENTION_MASK: &str = "attention";
 
@@ -16,8 +17,8 @@ static ATTENTION_MASK: &str = "attention";
 enum List {
     /// One value per row of the batch, or a single one.
     PerRow,
-    /// Offsets into the queries or keys, which must be whole.
-    Offsets,
+    /// A pair per query.
+    PerQuery,
 }
 
 /// The queries of this rank that follow each other in the global tensor.
@@ -46,14 +47,14 @@ pub(super) fn queries(q: &Tensor) -> Vec<Queries> {
 ///
 /// # Errors
 /// When a tensor of the mask does not fit the sharding of `q`: values per row are sharded like the
-/// batch, and packed queries are whole.
+/// batch, and values per query like the queries; when ranges have another shape or dtype.
 pub(super) fn local_mask<'a>(
     op: &'static str,
     result: &str,
     q: &Tensor,
     mask: &'a AttentionMask,
 ) -> Result<Cow<'a, AttentionMask>> {
-    use AttentionSequences::{Cached, Packed, Rows};
+    use AttentionSequences::{Cached, Ranges, Rows};
     let checked = |name: &str, x: &Tensor, list: List| -> Result<Tensor> {
         check(op, result, q, (name, x, list))?;
         Ok(x.local())
@@ -64,11 +65,32 @@ pub(super) fn local_mask<'a>(
             q_offset: checked("q_offset", q_offset, List::PerRow)?,
             k_len: checked("k_len", k_len, List::PerRow)?,
         },
-        Packed { cu_seqlens_q, cu_seqlens_k } => Packed {
-            cu_seqlens_q: checked("cu_seqlens_q", cu_seqlens_q, List::Offsets)?,
-            cu_seqlens_k: checked("cu_seqlens_k", cu_seqlens_k, List::Offsets)?,
-        },
+        Ranges(ranges) => {
+            let ranges = checked("ranges", ranges, List::PerQuery)?;
+            let [b, t] = [q.shape()[0], q.shape()[1]];
+            ensure!(
+                ranges.shape()[..] == [b, t, 2] && ranges.dtype() == DType::I32,
+                Invalid,
+                "{op}: `ranges` is {} {}, but {b} rows of {t} queries need i32 [{b}, {t}, 2]; pass \
+                 the first key and the end of each query",
+                ranges.dtype(),
+                ranges.shape()
+            );
+            Ranges(ranges)
+        }
     };
+    Ok(Cow::Owned(AttentionMask { sequences, causal: mask.causal, window: mask.window }))
+}
+
+/// The mask of some of the queries of a rank.
+pub(super) fn of_queries<'a>(
+    mask: &'a AttentionMask,
+    own: &Range<usize>,
+) -> Result<Cow<'a, AttentionMask>> {
+    let AttentionSequences::Ranges(ranges) = &mask.sequences else {
+        return Ok(Cow::Borrowed(mask));
+    };
+    let sequences = AttentionSequences::Ranges(ranges.slice(1, own.clone())?);
     Ok(Cow::Owned(AttentionMask { sequences, causal: mask.causal, window: mask.window }))
 }
 
@@ -85,14 +107,14 @@ fn check(
         operands: &[q.tag(), x.tag()],
         name: &|at| ["q", name][at].to_owned(),
         last_is_open: false,
-        arguments: &[usize::from(list == List::Offsets)],
+        arguments: &[usize::from(list == List::PerQuery)],
     };
     gate.results(&|| {
         let is_single = x.global_shape().elements() == 1;
         let signature = match list {
             List::PerRow if is_single => format!("q[b t h d!], {name}[*] -> {result}[b t h d]"),
             List::PerRow => format!("q[b t h d!], {name}[b] -> {result}[b t h d]"),
-            List::Offsets => format!("q[b! t! h d!], {name}[*] -> {result}[b t h d]"),
+            List::PerQuery => format!("q[b t h d!], {name}[b t r!] -> {result}[b t h d]"),
         };
         ShardingRule::new(op, &signature)
     })?;

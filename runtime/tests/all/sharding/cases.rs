@@ -44,6 +44,11 @@ fn rule(case: &OpCase) -> meshgrad_mesh::Result<ShardingRule> {
                         -> out[b t h d], lse[b h t]";
             ShardingRule::new(op, rule)?.grouped("h", "g")
         }
+        "attention, ranges of keys" => {
+            let rule = "q[b t h d!], k[b s! g d!], v[b s! g d!], ranges[b t r!] \
+                        -> out[b t h d], lse[b h t]";
+            ShardingRule::new(op, rule)?.grouped("h", "g")
+        }
         "copy_at_into" => ShardingRule::new(op, "x[b t!], at[n!], into[b s!] -> into[b s!]"),
         "global_norm" => ShardingRule::new(op, "x[n!], y[m!] -> norm[]"),
         "sum" => reduced(&[0, 2], Some(Reduction::Sum)),

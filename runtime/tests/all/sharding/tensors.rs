@@ -358,7 +358,7 @@ fn statistics_of_a_sharded_vocabulary_are_those_of_its_shards() {
     }
 }
 
-/// Values per row are sharded like the batch; packed queries are whole.
+/// Values per row are sharded like the batch, ranges like the queries.
 #[test]
 fn the_tensors_of_an_attention_mask_fit_the_sharding_of_the_queries() {
     let [batch, sequence] = [0, 1].map(|dim| {
@@ -383,14 +383,25 @@ fn the_tensors_of_an_attention_mask_fit_the_sharding_of_the_queries() {
     attend(&batch, &batch, per_row(&rows(&[3]))).unwrap();
     attend(&sequence, &all, per_row(&whole(&[3]))).unwrap();
     attend(&batch, &batch, cached(list(&[1], &whole(&[1])))).unwrap();
-    let offsets = list(&[0, 2, 6], &whole(&[3]));
-    let packed =
-        AttentionSequences::Packed { cu_seqlens_q: offsets.clone(), cu_seqlens_k: offsets };
+    let ranges = |sharding: &Sharding| {
+        let causal = (0..3 * 6).flat_map(|at| [0, at % 6 + 1]).collect::<Vec<i32>>();
+        let causal = Tensor::from_slice(&CPU, &[3, 6, 2], &causal).unwrap();
+        AttentionSequences::Ranges(part(&causal, sharding, 1))
+    };
+    let along = |dim| {
+        let placement = [("dp", Placement::shard(dim))];
+        Sharding::new(&mesh(), placement, &[3, 6, 2]).unwrap()
+    };
+    for (sharding, keys, dim) in [(&batch, &batch, 0), (&sequence, &all, 1)] {
+        let (by_range, _) = attend(sharding, keys, ranges(&along(dim))).unwrap();
+        let (causal, _) = attend(sharding, keys, AttentionSequences::Rows).unwrap();
+        assert_eq!(values(&by_range), values(&causal));
+    }
     let refused = [
         attend(&batch, &batch, per_row(&whole(&[3]))),
         attend(&sequence, &all, per_row(&rows(&[3]))),
         attend(&batch, &batch, cached(list(&[1], &whole(&[1])).local())),
-        attend(&sequence, &all, packed),
+        attend(&sequence, &all, ranges(&whole(&[3, 6, 2]))),
     ];
     let refused = refused.map(|result| refusal(result).to_string());
     insta::assert_snapshot!(refused.join("\n"));

@@ -22,8 +22,34 @@ fn list(device: &Device, values: &[i64]) -> Tensor {
     Tensor::from_slice(device, &[values.len()], values).unwrap()
 }
 
-fn narrow(device: &Device, values: &[i32]) -> Tensor {
-    Tensor::from_slice(device, &[values.len()], values).unwrap()
+/// Ranges of keys, [B, T, 2].
+fn ranges(device: &Device, rows: &[Vec<[i32; 2]>]) -> AttentionSequences {
+    let shape = [rows.len(), rows[0].len(), 2];
+    let bounds = rows.concat();
+    AttentionSequences::Ranges(Tensor::from_slice(device, &shape, bounds.as_flattened()).unwrap())
+}
+
+/// The ranges of documents of these numbers of queries and keys. The queries of a document are at its
+/// last positions.
+fn documents(lengths: &[[i32; 2]]) -> Vec<[i32; 2]> {
+    let (mut ranges, mut first) = (Vec::new(), 0);
+    for [queries, keys] in lengths {
+        let end = |at: i32| (first + keys - queries + at).max(first);
+        ranges.extend((1..=*queries).map(|at| [first, end(at)]));
+        first += keys;
+    }
+    ranges
+}
+
+/// Lengths that sum to `tokens`, from 1 on.
+fn lengths(tokens: i32, seed: usize) -> Vec<[i32; 2]> {
+    let mut left = tokens;
+    let lengths = (seed..).map(|at| {
+        let length = (1 + (at * at * 7 + 3 * seed) as i32 % 40).min(left);
+        left -= length;
+        [length; 2]
+    });
+    lengths.take_while(|[length, _]| *length > 0).collect()
 }
 
 /// A copy of the mask with its tensors on the CPU.
@@ -34,10 +60,7 @@ fn on_the_cpu(mask: &AttentionMask) -> AttentionMask {
         AttentionSequences::Cached { q_offset, k_len } => {
             AttentionSequences::Cached { q_offset: to_cpu(q_offset), k_len: to_cpu(k_len) }
         }
-        AttentionSequences::Packed { cu_seqlens_q, cu_seqlens_k } => AttentionSequences::Packed {
-            cu_seqlens_q: to_cpu(cu_seqlens_q),
-            cu_seqlens_k: to_cpu(cu_seqlens_k),
-        },
+        AttentionSequences::Ranges(ranges) => AttentionSequences::Ranges(to_cpu(ranges)),
     };
     AttentionMask { sequences, ..mask.clone() }
 }
@@ -66,10 +89,12 @@ fn cases(device: &Device, dtype: DType) -> Vec<Case> {
         q_offset: list(device, &[65, 3]),
         k_len: list(device, &[70, 8]),
     });
-    let packed = at(AttentionSequences::Packed {
-        cu_seqlens_q: narrow(device, &[0, 3, 3, 70]),
-        cu_seqlens_k: list(device, &[0, 5, 9, 75]),
-    });
+    // Documents of random lengths, some without queries or with more queries than keys; and as many
+    // keys as queries.
+    let some_empty = documents(&[[3, 5], [0, 4], [20, 7], [1, 1], [46, 58]]);
+    let in_rows = at(ranges(device, &[some_empty, documents(&lengths(70, 3))]));
+    let ends = documents(&lengths(130, 1));
+    let last_keys = AttentionMask { window: Some(6), ..at(ranges(device, &[ends])) };
 
     let mut all = Vec::new();
     let mut add = |[q, k, v]: [Tensor; 3], mask| all.push(Case { q, k, v, mask });
@@ -82,7 +107,7 @@ fn cases(device: &Device, dtype: DType) -> Vec<Case> {
     add(fused(device, dtype, [1, 9], [2, 1], 10), window(3));
     add(separate([1, 5, 70], [3, 3], 64), AttentionMask::default());
     add(separate([2, 5, 75], [2, 1], 24), cached.clone());
-    add(separate([1, 70, 75], [2, 2], 8), packed.clone());
+    add(separate([2, 70, 75], [4, 2], 8), in_rows.clone());
     add(separate([1, 3, 0], [2, 1], 8), causal());
     add(separate([1, 0, 3], [2, 1], 8), causal());
     add(separate([1, 3, 3], [0, 0], 8), causal());
@@ -111,11 +136,12 @@ fn cases(device: &Device, dtype: DType) -> Vec<Case> {
         add(separate([1, 67, 67], [2, 1], d), causal());
         add(separate([2, 5, 75], [2, 1], d), cached.clone());
         add(separate([2, 6, 70], [2, 1], d), some_without_keys.clone());
-        add(separate([1, 70, 75], [2, 2], d), packed.clone());
+        add(separate([2, 70, 75], [2, 1], d), in_rows.clone());
+        add(separate([1, 130, 130], [2, 1], d), last_keys.clone());
         add(separate([1, 3, 0], [2, 1], d), causal());
         add(separate([1, 3, 9], [2, 1], d), both_sides(0));
     }
-    add(separate([1, 70, 75], [2, 2], 128), packed);
+    add(separate([2, 70, 75], [2, 2], 128), in_rows);
 
     let transposed = of([1, 2, 6, 8], 1.5).transpose(1, 2).unwrap();
     add([transposed.clone(), transposed.clone(), transposed.clone()], causal());
@@ -250,7 +276,14 @@ fn queries_can_be_sharded_along_the_sequence() {
             },
             ..rows.clone()
         };
-        for mask in [rows, cached] {
+        let in_rows = AttentionMask {
+            sequences: ranges(
+                &device,
+                &[documents(&[[2; 2], [5; 2]]), documents(&[[4; 2], [3; 2]])],
+            ),
+            ..rows.clone()
+        };
+        for mask in [rows, cached, in_rows] {
             let (out, lse) = ops::attention(&q, &k, &k, &mask, 0.4).unwrap();
             let dlse = numbered(&device, lse.shape(), DType::F32, 0.9);
             let (dq, dk, dv) = whole_gradients(&q, &k, &mask, &dlse);
@@ -261,9 +294,15 @@ fn queries_can_be_sharded_along_the_sequence() {
                     part(x, &sharding, rank)
                 };
                 let mut own = mask.clone();
-                if let AttentionSequences::Cached { q_offset, k_len } = &mut own.sequences {
-                    *q_offset = part(q_offset, Placement::Replicate);
-                    *k_len = part(k_len, Placement::Replicate);
+                match &mut own.sequences {
+                    AttentionSequences::Rows => (),
+                    AttentionSequences::Cached { q_offset, k_len } => {
+                        *q_offset = part(q_offset, Placement::Replicate);
+                        *k_len = part(k_len, Placement::Replicate);
+                    }
+                    AttentionSequences::Ranges(ranges) => {
+                        *ranges = part(ranges, Placement::shard(1))
+                    }
                 }
                 let (own_q, own_k) =
                     (part(&q, Placement::shard(1)), part(&k, Placement::Replicate));
@@ -428,31 +467,34 @@ fn invalid_lengths_are_reported() {
     }
 }
 
-/// Offsets that do not cover all tokens are reported. On a GPU, results are finite and tokens after
-/// the last offset are zero.
+/// Ranges out of range, and decreasing ones. On a GPU, results are finite.
 #[test]
-fn invalid_offsets_are_reported() {
-    let lists: [&[i64]; 3] = [&[0, 3], &[1, 5], &[0, 6]];
-    for (device, offsets) in devices().iter().flat_map(|it| lists.map(|list| (it, list))) {
-        let x = numbered(device, &[1, 5, 1, 8], DType::F32, 1.0);
-        let mask = AttentionMask {
-            sequences: AttentionSequences::Packed {
-                cu_seqlens_q: list(device, offsets),
-                cu_seqlens_k: list(device, offsets),
-            },
-            ..AttentionMask::default()
-        };
-        let out = ops::attention(&x, &x, &x, &mask, 1.0);
-        let read = |out: Tensor| (out.to_vec::<f32>(), out);
-        match out.map(|(out, _)| read(out)) {
-            Ok((values, out)) => {
-                assert!(values.is_err() && device.is_gpu(), "{offsets:?}");
-                let out = out.to_vec::<f32>().unwrap();
-                assert!(out.iter().all(|x| x.is_finite()));
-                assert!(offsets != [0, 3] || out[24..].iter().all(|x| *x == 0.0));
+fn invalid_ranges_are_reported() {
+    let lists = [
+        (
+            [[0, 1], [0, 6]],
+            "index 6 is outside of 0..6",
+            "the keys 0..6; a range must be within 0..5",
+        ),
+        ([[-2, 1], [0, 5]], "index -2 is outside of 0..6", "the keys -2..1; a range must be"),
+        ([[0, 4], [0, 3]], "index -1 is outside of 0..6", "the keys 0..3 after 0..4; ranges must"),
+    ];
+    for (device, (bounds, on_gpu, on_cpu)) in
+        devices().iter().flat_map(|device| lists.map(|list| (device, list)))
+    {
+        let [q, k] = [2, 5].map(|tokens| numbered(device, &[1, tokens, 1, 8], DType::F32, 1.0));
+        let sequences = ranges(device, &[bounds.to_vec()]);
+        let mask = AttentionMask { sequences, ..AttentionMask::default() };
+        let error = match ops::attention(&q, &k, &k, &mask, 1.0) {
+            Ok((out, _)) => {
+                let error = out.to_vec::<f32>().unwrap_err();
+                assert!(out.to_vec::<f32>().unwrap().iter().all(|x| x.is_finite()));
+                error
             }
-            Err(_) => assert!(!device.is_gpu(), "{offsets:?}"),
-        }
+            Err(error) => error,
+        };
+        let expected = if device.is_gpu() { on_gpu } else { on_cpu };
+        assert!(error.to_string().contains(expected), "{error}");
     }
 }
 
@@ -472,15 +514,158 @@ fn invalid_masks_are_errors() {
         let wrong = error(&x, cached);
         assert!(wrong.contains("`q_offset` has 3 values; pass 1 value, or one per"), "{wrong}");
 
-        let packed = |of_queries: &[i64]| AttentionSequences::Packed {
-            cu_seqlens_q: list(&device, of_queries),
-            cu_seqlens_k: list(&device, &[0, 3]),
-        };
-        let wrong = error(&x, packed(&[0, 3]));
-        assert!(wrong.contains("packed sequences require a batch of 1, not 2"), "{wrong}");
-        let one = x.slice(0, 0..1).unwrap();
-        let wrong = error(&one, packed(&[0, 1, 3]));
-        let expected = "`cu_seqlens_q` has 2 sequences, but `cu_seqlens_k` has 1";
-        assert!(wrong.contains(expected), "{wrong}");
+        let causal = vec![[0, 1], [0, 2], [0, 3]];
+        let wrong = error(&x, ranges(&device, &[causal]));
+        assert!(wrong.contains("`ranges` is i32 [1, 3, 2], but 2 rows of 3 queries"), "{wrong}");
+        let wide = Tensor::from_slice(&device, &[2, 3, 2], &[0i64; 12]).unwrap();
+        let wrong = error(&x, AttentionSequences::Ranges(wide));
+        assert!(wrong.contains("`ranges` is i64 [2, 3, 2], but 2 rows of 3 queries"), "{wrong}");
     }
+}
+
+/// A rank with the head and the tail of the sequence has the bits of the whole. Its ranges begin in
+/// the middle of documents, and its keys can be gathered from all ranks.
+#[test]
+fn head_and_tail_have_the_bits_of_the_whole() {
+    let mesh = Mesh::new(&[2], &["cp"]).unwrap();
+    for device in devices() {
+        for (dtype, d) in [(DType::F32, 8), (DType::BF16, 64)] {
+            let [q, k] = [0.7, 1.3].map(|x| numbered(&device, &[2, 140, 2, d], dtype, x));
+            let rows = [documents(&lengths(140, 2)), documents(&[[100; 2], [40; 2]])];
+            let AttentionSequences::Ranges(all) = ranges(&device, &rows) else { unreachable!() };
+            for window in [None, Some(9)] {
+                let of = |ranges| AttentionMask {
+                    window,
+                    sequences: AttentionSequences::Ranges(ranges),
+                    causal: false,
+                };
+                let (out, lse) = ops::attention(&q, &k, &k, &of(all.clone()), 0.2).unwrap();
+                let grad = |q: &Tensor, k: &Tensor, out: &Tensor, lse: &Tensor, ranges: Tensor| {
+                    let mask = of(ranges);
+                    ops::attention_grad(q, k, k, out, lse, q, &mask, 0.2).unwrap().0
+                };
+                let dq = grad(&q, &k, &out, &lse, all.clone());
+                for rank in 0..2 {
+                    let of_rank = |x: &Tensor| {
+                        let placement = [("cp", Placement::head_and_tail(1))];
+                        let sharding = Sharding::new(&mesh, placement, x.shape()).unwrap();
+                        let parts = head_and_tail(rank).map(|it| x.slice(1, it).unwrap());
+                        let own = ops::concat(&parts.each_ref(), 1).unwrap();
+                        own.with_sharding(&sharding, rank).unwrap()
+                    };
+                    let own_k =
+                        k.with_sharding(&Sharding::replicated(&mesh, k.shape()).unwrap(), rank);
+                    let (own_q, own_k) = (of_rank(&q), own_k.unwrap());
+                    let mask = of(of_rank(&all));
+                    let (found, of_found) =
+                        ops::attention(&own_q, &own_k, &own_k, &mask, 0.2).unwrap();
+                    assert_eq!(values(&found.local()), values(&of_rank(&out).local()));
+                    let found = grad(&own_q, &own_k, &found, &of_found, of_rank(&all));
+                    assert_eq!(values(&found.local()), values(&of_rank(&dq).local()));
+                }
+            }
+        }
+    }
+}
+
+/// The queries of a rank of two, of 140.
+fn head_and_tail(rank: usize) -> [std::ops::Range<usize>; 2] {
+    let start = 35 * rank;
+    [start..start + 35, 105 - start..140 - start]
+}
+
+/// A document in a row of documents has the results of the document alone: the same bits on a CPU.
+#[test]
+fn documents_in_a_row_equal_documents_alone() {
+    for device in devices() {
+        let lengths = [[37; 2], [1; 2], [70; 2], [22; 2]];
+        let [q, k] = [0.7, 1.3].map(|x| numbered(&device, &[1, 130, 2, 8], DType::F32, x));
+        let sequences = ranges(&device, &[documents(&lengths)]);
+        let mask = AttentionMask { sequences, ..AttentionMask::default() };
+        let (out, _) = ops::attention(&q, &k, &k, &mask, 0.4).unwrap();
+        let mut start = 0;
+        for [length, _] in lengths.map(|it| it.map(|length| length as usize)) {
+            let document = |x: &Tensor| x.slice(1, start..start + length).unwrap();
+            let (q, k) = (document(&q), document(&k));
+            let (alone, _) = ops::attention(&q, &k, &k, &AttentionMask::causal(), 0.4).unwrap();
+            match device.is_gpu() {
+                true => assert_close(&document(&out), &exact(&alone), 1e-6, 1.0),
+                false => assert_eq!(values(&document(&out)), values(&alone)),
+            }
+            start += length;
+        }
+    }
+}
+
+/// Documents and positions decide what a query sees, wherever tokens are: also in the keys of another
+/// chunk, where a document begins before the chunk or ends after it.
+#[test]
+fn visible_keys_are_those_of_the_document_up_to_the_query() {
+    // Documents 0, 2, 3 and 7, of which 3 lacks some positions. The last tokens are padding.
+    let row: Vec<[i64; 2]> = [(0, 0..9), (2, 0..1), (3, 0..6), (3, 9..12), (7, 0..20), (9, 0..3)]
+        .into_iter()
+        .flat_map(|(document, positions)| positions.map(move |position| [document, position]))
+        .collect();
+    let other: Vec<[i64; 2]> = (0..42).map(|at| [at / 30, 5 + at % 30]).collect();
+    for device in devices() {
+        let [documents, positions] = [0, 1].map(|at| {
+            let values: Vec<i64> = row.iter().chain(&other).map(|token| token[at]).collect();
+            Tensor::from_slice(&device, &[2, 42], &values).unwrap()
+        });
+        let words = ops::token_words(&documents, &positions).unwrap();
+        let chunks = [0..42, 0..21, 21..42, 5..6, 7..7];
+        for (queries, keys) in chunks.iter().flat_map(|c| chunks.iter().map(move |k| (c, k))) {
+            for window in [None, Some(0), Some(1), Some(4), Some(usize::MAX)] {
+                let chunk =
+                    |tokens: &std::ops::Range<usize>| words.slice(1, tokens.clone()).unwrap();
+                let found = ops::visible_keys(&chunk(queries), &chunk(keys), window).unwrap();
+                assert_eq!((found.dtype(), found.shape()[1]), (DType::I32, queries.len()));
+                let mut expected = Vec::new();
+                for row in [&row, &other] {
+                    for [document, position] in &row[queries.clone()] {
+                        let sees = |[d, p]: &[i64; 2]| {
+                            let near =
+                                window.is_none_or(|w| (position - p) < w.min(1 << 40) as i64);
+                            d == document && p <= position && near
+                        };
+                        let keys = &row[keys.clone()];
+                        let end = keys.iter().filter(|key| **key <= [*document, *position]).count();
+                        let count = keys.iter().filter(|key| sees(key)).count();
+                        expected.extend([end - count, end].map(|bound| bound as i32));
+                    }
+                }
+                assert_eq!(
+                    found.to_vec::<i32>().unwrap(),
+                    expected,
+                    "{queries:?} {keys:?} {window:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn words_are_exact_and_their_limits_are_checked() {
+    for device in devices() {
+        let of = |values: [i64; 2]| Tensor::from_slice(&device, &[2], &values).unwrap();
+        let words = |documents, positions| ops::token_words(&of(documents), &of(positions));
+        let read = |documents, positions| words(documents, positions)?.to_vec::<i64>();
+        let most = [(1 << 31) - 1, (1 << 32) - 1];
+        assert_eq!(read([3, most[0]], [7, most[1]]).unwrap(), [(3 << 32) + 7, i64::MAX]);
+        let refused = |documents, positions| read(documents, positions).unwrap_err().to_string();
+        let (document, position) = (refused([1 << 31, 0], [0, 0]), refused([0, 0], [0, -1]));
+        assert!(document.contains("token_words: index 2147483648"), "{document}");
+        assert!(document.contains("is outside of 0..2147483648"), "{document}");
+        assert!(position.contains("is outside of 0..4294967296"), "{position}");
+    }
+}
+
+#[test]
+fn descending_words_are_errors_on_a_cpu() {
+    let words = |values: [i64; 3]| Tensor::from_slice(reference(), &[1, 3], &values).unwrap();
+    let (right, wrong) = (words([1, 1, 4]), words([1, 4, 3]));
+    let error = |queries, keys| ops::visible_keys(queries, keys, None).unwrap_err().to_string();
+    let expected = "visible_keys: token 2 of row 0 of `queries` is the word 3 after 4; sort";
+    assert!(error(&wrong, &right).contains(expected));
+    assert!(error(&right, &wrong).contains("of `keys` is the word 3 after 4"));
 }

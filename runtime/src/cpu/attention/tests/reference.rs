@@ -7,8 +7,12 @@ use super::super::*;
 
 #[derive(Clone, Debug)]
 pub(super) enum Owned {
-    Rows { q_offset: Vec<usize>, k_len: Vec<usize> },
-    Packed { q: Vec<i64>, k: Vec<i64> },
+    Rows {
+        q_offset: Vec<usize>,
+        k_len: Vec<usize>,
+    },
+    /// The first key and the end of each query, [B, T, 2], and their runs.
+    Ranges(Vec<i32>, KeyRanges),
 }
 
 /// A shape and a mask.
@@ -36,18 +40,25 @@ impl Case {
         Self { shape, causal: false, window: None, sequences }
     }
 
-    pub(super) fn packed(lengths: &[(usize, usize)], group: usize, head_dim: usize) -> Self {
-        let (mut q, mut k) = (vec![0], vec![0]);
+    /// Documents in one row, of these numbers of queries and keys. The queries of a document are at
+    /// its last positions.
+    pub(super) fn documents(lengths: &[(usize, usize)], group: usize, head_dim: usize) -> Self {
+        let (mut ranges, mut first) = (Vec::new(), 0);
         for (queries, keys) in lengths {
-            q.push(q[q.len() - 1] + *queries as i64);
-            k.push(k[k.len() - 1] + *keys as i64);
+            let ends = (1..=*queries).map(|at| (first + at + keys).saturating_sub(*queries));
+            ranges.extend(ends.flat_map(|end| [first, end.max(first)].map(|key| key as i32)));
+            first += keys;
         }
-
-        let (queries, keys) = (q[lengths.len()] as usize, k[lengths.len()] as usize);
-        let mut case = Self::new(queries, keys, group, head_dim);
+        let mut case = Self::new(ranges.len() / 2, first, group, head_dim);
         case.shape.batch = 1;
-        case.sequences = Owned::Packed { q, k };
+        case.set_ranges(ranges);
         case
+    }
+
+    /// The keys of each query are in these ranges, [B, T, 2].
+    pub(super) fn set_ranges(&mut self, ranges: Vec<i32>) {
+        let runs = KeyRanges::new(&ranges, &self.shape).unwrap();
+        self.sequences = Owned::Ranges(ranges, runs);
     }
 
     pub(super) fn causal(mut self) -> Self {
@@ -81,9 +92,7 @@ impl Case {
     pub(super) fn mask(&self) -> Mask<'_> {
         let sequences = match &self.sequences {
             Owned::Rows { q_offset, k_len } => Sequences::Rows { q_offset, k_len },
-            Owned::Packed { q, k } => {
-                Sequences::Packed { cu_seqlens_q: Offsets(q), cu_seqlens_k: Offsets(k) }
-            }
+            Owned::Ranges(_, ranges) => Sequences::Ranges(ranges),
         };
         Mask { causal: self.causal, window: self.window, sequences }
     }
@@ -95,14 +104,10 @@ impl Case {
                 let position = q_offset[b.min(q_offset.len() - 1)] + i;
                 (position as i64, j as i64, j < k_len[b.min(k_len.len() - 1)])
             }
-            Owned::Packed { q, k } => {
-                let of_query = q.iter().filter(|start| **start as usize <= i).count() - 1;
-                let of_key = k.iter().filter(|start| **start as usize <= j).count() - 1;
-                let queries = q[of_query + 1] - q[of_query];
-                let keys = k[of_query + 1] - k[of_query];
-
-                let position = i as i64 - q[of_query] + keys - queries;
-                (position, j as i64 - k[of_key], of_query == of_key)
+            Owned::Ranges(ranges, _) => {
+                let at = 2 * (b * self.shape.queries + i);
+                let [first, end] = [ranges[at], ranges[at + 1]].map(i64::from);
+                (end - 1, j as i64, (first..end).contains(&(j as i64)))
             }
         };
 
