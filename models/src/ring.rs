@@ -1,5 +1,6 @@
 //! Attention over ranks of which each has the keys of its own tokens.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ use meshgrad_runtime::{DType, Tensor};
 
 /// The rings of a forward pass, one for each window of its layers. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct Rings(Arc<Mutex<Vec<(Option<usize>, Arc<Ring>)>>>);
+pub(crate) struct Rings(Arc<Mutex<HashMap<Option<usize>, Arc<Ring>>>>);
 
 /// The tokens of a ring, and which keys they see.
 pub(crate) struct Seen<'a> {
@@ -40,7 +41,8 @@ impl Rings {
         let group = communicator(mesh, seen.tokens.axes_of_dim(1))?;
         let ring = self.ring(operands[0].value(), seen, (group.group().ranks(), group.index()))?;
 
-        let result = LocalResult::new(mesh, placements(operands[0]), &operands[0].global_shape());
+        let shape = operands[0].global_shape();
+        let result = LocalResult::new(mesh, placements(operands[0]), &shape);
         let operands = operands.map(|x| LocalOperand::new(x, mesh, placements(x)));
         let [out] = local(operands, [result], |[q, k, v]| {
             Ok([ops::ring_attention([&q, &k, &v], &ring, scale, &group)?])
@@ -56,7 +58,7 @@ impl Rings {
         (ranks, own): (&[usize], usize),
     ) -> Result<Arc<Ring>> {
         let mut rings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, ring)) = rings.iter().find(|(window, _)| *window == seen.window) {
+        if let Some(ring) = rings.get(&seen.window) {
             return Ok(ring.clone());
         }
         let region =
@@ -65,7 +67,7 @@ impl Rings {
         let words = seen.words_of(q)?;
         let hops = seen.hops(words.as_ref(), &members, own)?;
         let ring = Arc::new(Ring { keys: members.iter().map(IndexSet::len).collect(), hops });
-        rings.push((seen.window, ring.clone()));
+        rings.insert(seen.window, ring.clone());
         Ok(ring)
     }
 }

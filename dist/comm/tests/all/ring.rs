@@ -141,6 +141,9 @@ fn ring(tokens: &[Vec<Range<usize>>], own: usize) -> Ring {
     Ring { keys: tokens.iter().map(|it| length(it)).collect(), hops: (0..ranks).map(hop).collect() }
 }
 
+/// A planted fault.
+type Change = fn(&mut Ring);
+
 /// What each rank has of the results, and how many collectives it took.
 type Outcome = (Vec<Vec<f64>>, u64);
 
@@ -218,7 +221,7 @@ fn planted_faults_are_found() {
         let outcomes = on_ranks(1, &tokens, (false, fault), |_| ());
         assert!(outcomes.is_err() || !holds(1, &tokens, &outcomes.unwrap()), "{fault:?}");
     }
-    let changes: [fn(&mut Ring); 3] = [
+    let changes: [Change; 3] = [
         // The keys of the first exchange are used again in the second.
         |ring| ring.hops[2].0 = 1,
         // A hop is skipped.
@@ -235,7 +238,7 @@ fn planted_faults_are_found() {
 #[test]
 fn a_ring_that_does_not_fit_is_an_error() {
     let tokens = tokens(2, &Placement::head_and_tail(0));
-    let changes: [(fn(&mut Ring), &str); 4] = [
+    let changes: [(Change, &str); 4] = [
         (|ring| ring.keys.reverse(), "are not those of 2 members"),
         (|ring| ring.hops[1].0 = 2, "in a group of 2; the first must be 0"),
         (|ring| ring.hops[0].0 = 1, "in a group of 2; the first must be 0"),
