@@ -1,11 +1,11 @@
 //! Activation checkpointing: save only the inputs of a block, and recompute the rest in the
 //! backward pass.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use meshgrad_runtime::{RankScope, Tensor};
 
+use crate::computed_once::{keeping, replaying};
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};
 use crate::tape::{BackwardFn, is_recording, record_with, without_recording};
@@ -132,57 +132,4 @@ where
         results.each_var(&mut |output| outputs.push(output.clone()));
         NestedTape::new(tape, &inputs, &outputs)
     }
-}
-
-/// What blocks of checkpoints compute once.
-#[derive(Default)]
-struct ComputedOnce {
-    /// In the first pass of a block: its tensors so far.
-    kept: Option<Vec<Tensor>>,
-    /// When a block is computed again: its further tensors.
-    replayed: Option<VecDeque<Tensor>>,
-}
-
-thread_local! {
-    static ONCE: RefCell<ComputedOnce> = RefCell::default();
-}
-
-/// The tensors that `compute` returns. In a [`checkpoint`], they are kept until the block has been
-/// computed again, which does not call `compute`.
-///
-/// # Errors
-/// Those of `compute`.
-pub(crate) fn kept_in_recompute<const N: usize>(
-    compute: impl FnOnce() -> Result<[Tensor; N]>,
-) -> Result<[Tensor; N]> {
-    let take =
-        |all: &mut VecDeque<Tensor>| -> Vec<Tensor> { all.drain(..N.min(all.len())).collect() };
-    let replayed = ONCE.with_borrow_mut(|once| once.replayed.as_mut().map(take));
-    let tensors = match replayed.map(TryInto::try_into) {
-        Some(Ok(replayed)) => replayed,
-        _ => compute()?,
-    };
-    ONCE.with_borrow_mut(|once| {
-        if let Some(kept) = &mut once.kept {
-            kept.extend_from_slice(&tensors);
-        }
-    });
-    Ok(tensors)
-}
-
-/// Runs `body`, and returns what [`kept_in_recompute`] returned in it.
-fn keeping<T>(body: impl FnOnce() -> T) -> (T, Vec<Tensor>) {
-    let outer = ONCE.with_borrow_mut(|once| once.kept.replace(Vec::new()));
-    let result = body();
-    let kept = ONCE.with_borrow_mut(|once| std::mem::replace(&mut once.kept, outer));
-    (result, kept.unwrap_or_default())
-}
-
-/// Runs `body`, in which [`kept_in_recompute`] returns `tensors`.
-fn replaying<T>(tensors: VecDeque<Tensor>, body: impl FnOnce() -> T) -> T {
-    let inside = ComputedOnce { kept: None, replayed: Some(tensors) };
-    let outer = ONCE.replace(inside);
-    let result = body();
-    ONCE.set(outer);
-    result
 }

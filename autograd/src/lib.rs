@@ -30,6 +30,7 @@
 mod backward;
 mod beside;
 mod checkpoint;
+mod computed_once;
 mod gathered;
 mod gradcheck;
 mod grads;
@@ -54,7 +55,6 @@ mod var;
 
 pub use backward::WeightBackward;
 pub use beside::beside;
-pub(crate) use checkpoint::kept_in_recompute;
 pub use checkpoint::{Vars, checkpoint};
 pub use gathered::{GatheredStorage, Regather};
 pub use gradcheck::{Tolerance, gradcheck, weighted_roots};

@@ -43,6 +43,7 @@ pub mod metrics;
 pub mod optim;
 pub mod optimizer;
 mod packing;
+mod permutation;
 pub mod pipeline;
 #[cfg(feature = "plots")]
 pub mod plot;

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use twox_hash::XxHash3_128;
 
+use crate::permutation::{mix, permute};
 use crate::rows::{Row, TokenStream};
-use crate::sampler::{mix, permute};
 
 /// The documents that a row chooses from. More leave less padding, but let a document move further
 /// from its place in the order.

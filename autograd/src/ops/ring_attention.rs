@@ -9,8 +9,9 @@ use meshgrad_runtime::ops::{self, AttentionMask};
 use meshgrad_runtime::{Kind, Pending, Tensor};
 
 use super::collectives::{exchange, part};
+use crate::computed_once::kept_in_recompute;
 use crate::track::tracked_communicating;
-use crate::{Operand, Result, Save, Saved, Slot, beside, kept_in_recompute};
+use crate::{Operand, Result, Save, Saved, Slot, beside};
 
 /// Some queries of a rank, and keys that they see.
 #[derive(Clone, Debug)]

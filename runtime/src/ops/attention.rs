@@ -13,6 +13,7 @@ use crate::core::arguments::attention::Shape;
 pub use crate::core::arguments::attention::{AttentionMask, AttentionSequences};
 use crate::cpu::attention::{self as kernel, Gradients, KeyRanges, Mask, Rows, Saved, Sequences};
 use crate::launch::attention as launch;
+use crate::ops::into::elements;
 use crate::ops::{add, concat, contiguous, to_device};
 use crate::{Call, DType, Element, Result, Signature, Tensor, for_float};
 
@@ -337,12 +338,6 @@ impl Gradient<'_> {
         })?;
         Ok((dq.finish(), dk.finish(), dv.finish()))
     }
-}
-
-/// The elements of a contiguous tensor.
-fn elements<'a, T>(x: &Tensor, read: &'a [T]) -> &'a [T] {
-    let start = x.layout().offset();
-    &read[start..start + x.elements()]
 }
 
 /// The number of unmasked (query, key) pairs over all heads, times the head dimension.

@@ -5,6 +5,7 @@ use meshgrad_error::ensure;
 use crate::cpu::{for_blocks, index_out_of_range};
 use crate::launch::attention as launch;
 use crate::ops::contiguous;
+use crate::ops::into::elements;
 use crate::{Result, Signature, Tensor};
 
 pub(super) static VISIBLE_KEYS: Signature =
@@ -41,8 +42,8 @@ pub fn token_words(documents: &Tensor, positions: &Tensor) -> Result<Tensor> {
     let name = call.name();
     call.compute(|| {
         let (of_documents, of_positions) = (documents.read::<i64>()?, positions.read::<i64>()?);
-        let of_documents = super::elements(&documents, &of_documents);
-        let of_positions = super::elements(&positions, &of_positions);
+        let of_documents = elements(&documents, &of_documents);
+        let of_positions = elements(&positions, &of_positions);
         let tokens = of_documents.iter().zip(of_positions).enumerate();
         for ((at, (document, position)), word) in tokens.zip(words.slice::<i64>()?) {
             for (value, limit) in [*document, *position].into_iter().zip(LIMITS) {
@@ -61,9 +62,9 @@ pub fn token_words(documents: &Tensor, positions: &Tensor) -> Result<Tensor> {
 /// query's and, with a window, above the query's position - `window`. The result is an
 /// [`AttentionSequences::Ranges`](super::AttentionSequences::Ranges).
 ///
-/// A token is one word of [`token_words`]. Words must ascend along each row; they can be equal. Only documents and positions matter, not the places of tokens
-/// in their row, so keys can be another part of the sequence than the queries. Padding can be a
-/// document of its own.
+/// A token is one word of [`token_words`]. Words must ascend along each row; they can be equal. Only
+/// documents and positions matter, not the places of tokens in their row, so keys can be another part
+/// of the sequence than the queries. Padding can be a document of its own.
 ///
 /// # Shapes
 /// `queries` [B, T] and `keys` [B, S] i64; returns i32 [B, T, 2], the first key and the end. `queries`
@@ -86,8 +87,8 @@ pub fn visible_keys(queries: &Tensor, keys: &Tensor, window: Option<usize>) -> R
     }
     call.compute(|| {
         let (of_queries, of_keys) = (queries.read::<i64>()?, keys.read::<i64>()?);
-        let of_queries = super::elements(&queries, &of_queries);
-        let of_keys = super::elements(&keys, &of_keys);
+        let of_queries = elements(&queries, &of_queries);
+        let of_keys = elements(&keys, &of_keys);
         check_ascends(name, "queries", of_queries, t)?;
         check_ascends(name, "keys", of_keys, s)?;
         for_blocks(ranges.slice()?, 2 * BLOCK, |start, ranges: &mut [i32]| {
