@@ -97,6 +97,12 @@ impl Tensor {
         self.shape().elements()
     }
 
+    /// The elements of a contiguous tensor, among all that were `read` in its storage.
+    pub(crate) fn elements_of<'a, T>(&self, read: &'a [T]) -> &'a [T] {
+        let start = self.layout().offset();
+        &read[start..start + self.elements()]
+    }
+
     /// The dtype of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype

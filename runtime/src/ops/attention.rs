@@ -5,7 +5,6 @@
 //! head dimension.
 
 mod sharded;
-mod visible_keys;
 
 use meshgrad_error::{ensure, error};
 
@@ -13,11 +12,8 @@ use crate::core::arguments::attention::Shape;
 pub use crate::core::arguments::attention::{AttentionMask, AttentionSequences};
 use crate::cpu::attention::{self as kernel, Gradients, KeyRanges, Mask, Rows, Saved, Sequences};
 use crate::launch::attention as launch;
-use crate::ops::into::elements;
 use crate::ops::{add, concat, contiguous, to_device};
 use crate::{Call, DType, Element, Result, Signature, Tensor, for_float};
-
-pub use visible_keys::{token_words, visible_keys};
 
 static ATTENTION: Signature = Signature::new(
     "attention",
@@ -42,13 +38,7 @@ static ATTENTION_LSE_GRAD: Signature = Signature::new(
 .grouped("h", "g")
 .linear_in(&["dout + dlse"]);
 
-pub(super) static SIGNATURES: &[&Signature] = &[
-    &ATTENTION,
-    &ATTENTION_GRAD,
-    &ATTENTION_LSE_GRAD,
-    &visible_keys::TOKEN_WORDS,
-    &visible_keys::VISIBLE_KEYS,
-];
+pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD, &ATTENTION_LSE_GRAD];
 
 /// out = softmax(scale q k^T) v and lse = ln sum exp(scale q k^T), over the keys that each query
 /// attends to under `mask`.
@@ -324,9 +314,9 @@ impl Gradient<'_> {
                 let dlse = dlse.as_ref().zip(dlse_read.as_ref());
                 let saved = Saved {
                     out: rows(&out, &out_read),
-                    lse: elements(&lse, &lse_read),
+                    lse: lse.elements_of(&lse_read),
                     dout: rows(&dout, &dout_read),
-                    dlse: dlse.map(|(dlse, read)| elements(dlse, read)),
+                    dlse: dlse.map(|(dlse, read)| dlse.elements_of(read)),
                 };
                 let gradients = Gradients {
                     dq: dq.slice::<T>()?,

@@ -1,4 +1,4 @@
-//! Conversions and reads of operands for kernels, and conversions of accumulators to another dtype.
+//! Conversions of operands for row kernels, and of accumulators to another dtype.
 
 use crate::{Accumulator, DType, Result, Tensor, ops};
 
@@ -20,12 +20,6 @@ pub(crate) fn dense_last(x: &Tensor) -> Result<Tensor> {
         true => Ok(x.clone()),
         false => ops::copy(x),
     }
-}
-
-/// The elements of a contiguous tensor, of all that were `read` in its storage.
-pub(crate) fn elements<'a, T>(x: &Tensor, read: &'a [T]) -> &'a [T] {
-    let start = x.layout().offset();
-    &read[start..start + x.elements()]
 }
 
 /// Calls `add` with an accumulator of `dtype`. This is `into` itself if it has that dtype, else a

@@ -37,6 +37,7 @@ mod softmax;
 mod sort;
 mod swiglu;
 mod unary;
+mod visible_keys;
 
 pub use arg_reduce::*;
 pub use attention::*;
@@ -62,6 +63,7 @@ pub use softmax::*;
 pub use sort::*;
 pub use swiglu::*;
 pub use unary::*;
+pub use visible_keys::*;
 
 pub(crate) use into::{dense_last, dense_rows, summed_in};
 
@@ -92,6 +94,7 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         softmax::SIGNATURES,
         sort::SIGNATURES,
         swiglu::SIGNATURES,
+        visible_keys::SIGNATURES,
     ];
     families.concat().into_iter()
 }

@@ -5,14 +5,15 @@ use meshgrad_error::ensure;
 use crate::cpu::{for_blocks, index_out_of_range};
 use crate::launch::attention as launch;
 use crate::ops::contiguous;
-use crate::ops::into::elements;
 use crate::{Result, Signature, Tensor};
 
-pub(super) static VISIBLE_KEYS: Signature =
+static VISIBLE_KEYS: Signature =
     Signature::new("visible_keys", "queries: i64[b t], keys: i64[b s!] -> ranges: i32[b t 2]", 0);
 
-pub(super) static TOKEN_WORDS: Signature =
+static TOKEN_WORDS: Signature =
     Signature::new("token_words", "documents: i64[..], positions: i64[..] -> words: i64[..]", 0);
+
+pub(super) static SIGNATURES: &[&Signature] = &[&TOKEN_WORDS, &VISIBLE_KEYS];
 
 /// Document and position of a token are the high and the low 32 bits of one word.
 const POSITIONS: u64 = 1 << 32;
@@ -42,8 +43,8 @@ pub fn token_words(documents: &Tensor, positions: &Tensor) -> Result<Tensor> {
     let name = call.name();
     call.compute(|| {
         let (of_documents, of_positions) = (documents.read::<i64>()?, positions.read::<i64>()?);
-        let of_documents = elements(&documents, &of_documents);
-        let of_positions = elements(&positions, &of_positions);
+        let of_documents = documents.elements_of(&of_documents);
+        let of_positions = positions.elements_of(&of_positions);
         let tokens = of_documents.iter().zip(of_positions).enumerate();
         for ((at, (document, position)), word) in tokens.zip(words.slice::<i64>()?) {
             for (value, limit) in [*document, *position].into_iter().zip(LIMITS) {
@@ -87,8 +88,8 @@ pub fn visible_keys(queries: &Tensor, keys: &Tensor, window: Option<usize>) -> R
     }
     call.compute(|| {
         let (of_queries, of_keys) = (queries.read::<i64>()?, keys.read::<i64>()?);
-        let of_queries = elements(&queries, &of_queries);
-        let of_keys = elements(&keys, &of_keys);
+        let of_queries = queries.elements_of(&of_queries);
+        let of_keys = keys.elements_of(&of_keys);
         check_ascends(name, "queries", of_queries, t)?;
         check_ascends(name, "keys", of_keys, s)?;
         for_blocks(ranges.slice()?, 2 * BLOCK, |start, ranges: &mut [i32]| {
