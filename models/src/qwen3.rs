@@ -352,6 +352,7 @@ impl Qwen3 {
         let (Some(documents_bt), Some(layer)) = (&batch.documents, self.layers.first()) else {
             return Ok(positions);
         };
+        let positions_bt = positions_bt.broadcast_to(&documents_bt.global_shape())?;
         let positions_bt = sharded_like(&positions_bt, documents_bt)?;
         let words = ops::token_words(documents_bt, &positions_bt)?;
         let (sequences, words) = layer.self_attn.visible(&words)?;

@@ -120,8 +120,8 @@ fn with_sequences(
     let ModelParallelism { context, ulysses, .. } = parallelism;
     let (ranks, tensor_ranks) = (product(ulysses), parallelism.tensor_ranks());
     let (queries, keys) = (model.config.num_attention_heads, model.config.num_kv_heads());
-    let is_even = keys < tensor_ranks || keys.is_multiple_of(tensor_ranks);
-    if ranks > 1 && !(is_even && queries.is_multiple_of(ranks * tensor_ranks)) {
+    let fits = queries.is_multiple_of(ranks * tensor_ranks) && keys.is_multiple_of(tensor_ranks);
+    if ranks > 1 && !fits {
         return Err(does_not_fit(&[format!(
             "{queries} query and {keys} key-value heads cannot be divided over {ranks} ranks of sp times \
              {tensor_ranks} of tp; sp x tp must be a divisor of {queries}, and tp of {keys}"
@@ -131,11 +131,9 @@ fn with_sequences(
         |dim| ulysses.iter().map(move |(axis, _)| (axis.clone(), Placement::shard(dim)));
     let gathered = context.iter().filter(|_| !parallelism.ring);
     let gathered = gathered.map(|axis| (axis.clone(), Placement::Replicate));
-    // Also of key-value heads that tensor parallelism replicates.
-    let heads = parallelism.shard(2).into_iter().filter(|_| ranks > 1);
     let rows: [(&str, Placements); 3] = [
         ("*.self_attn.queries", of_ulysses(2).collect()),
-        ("*.self_attn.keys", heads.chain(of_ulysses(2)).chain(gathered).collect()),
+        ("*.self_attn.keys", of_ulysses(2).chain(gathered).collect()),
         ("*.self_attn.attended", of_ulysses(1).collect()),
     ];
     let rows = rows.into_iter().filter(|(_, placements)| !placements.is_empty());

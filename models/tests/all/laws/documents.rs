@@ -86,7 +86,7 @@ fn packed_documents_are_those_alone() {
         for wrong in [whole, packed(&ids, 1)] {
             assert!(!is_near(&of(&wrong), &alone), "{text}");
         }
-        // Rotary embeddings only see differences of positions, but YaRN's attention does not change.
+        // Rotary embeddings only see differences of positions.
         assert!(is_near(&of(&without_positions), &alone), "{text}");
     }
 }

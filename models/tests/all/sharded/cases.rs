@@ -168,6 +168,11 @@ impl Case {
         !self.axes(|axis| !["dp", "cp", "cr", "sp"].contains(&axis)).is_empty()
     }
 
+    /// Whether ranks have different tokens of a sequence.
+    pub(crate) fn divides_sequences(&self) -> bool {
+        !self.axes(|axis| ["cp", "cr", "sp"].contains(&axis)).is_empty()
+    }
+
     /// The number of data-parallel ranks.
     pub(crate) fn replicas(&self) -> usize {
         let axes = self.mesh.iter().filter(|(axis, _)| *axis == "dp");
@@ -357,7 +362,6 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(DENSE, &[("sp", 3)]),
     Case::new(TIED, &[("sp", 4)]).checkpointed(),
     Case::new(TIED, &[("sp", 2), ("tp", 2)]).sequence(),
-    Case::new(TIED, &[("sp", 2), ("kv", 2), ("tp", 2)]),
     Case::new(DENSE, CP_SP),
     Case::new(DENSE, CP_SP).ring().checkpointed(),
     Case::new(DENSE, CP_CR).ring(),

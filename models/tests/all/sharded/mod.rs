@@ -68,7 +68,8 @@ fn a_deleted_seam_is_an_error_or_changes_nothing() {
     let mut effects: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for case in CASES.iter().filter(|case| !case.bf16 && case.apart.is_none()) {
         let plan = model(case).unwrap().plan(&case.parallelism(&case.mesh())).unwrap();
-        let is_seam = |names: &&str| ["input", "output"].iter().any(|it| names.ends_with(it));
+        let seams = ["input", "output", "queries", "keys", "attended"];
+        let is_seam = |names: &&str| seams.iter().any(|it| names.ends_with(it));
         let deleted: Vec<String> = plan.names().filter(is_seam).map(str::to_owned).collect();
         for names in deleted {
             let outcomes = on_ranks(case, Fault::None, |plan| plan.without(&names));

@@ -29,7 +29,7 @@ fn sorted(mut calls: Calls) -> Calls {
 }
 
 /// With checkpointing, a rank sends what it sends without it, and once more what the layers send in
-/// the forward pass: the same collectives with the same bytes.
+/// the forward pass, except in a ring: the same collectives with the same bytes.
 #[test]
 fn checkpointing_sends_the_forward_pass_of_layers_twice() {
     let mut checked = 0;
@@ -59,7 +59,10 @@ fn checkpointing_sends_the_forward_pass_of_layers_twice() {
         assert_eq!(after[..before.len()], before);
         assert!(!of_layers.is_empty(), "{case}");
 
-        let expected = [step(false), of_layers.to_vec()].concat();
+        let is_of_ring =
+            |(name, _): &(String, u64)| name.starts_with("send(") || name.starts_with("recv(");
+        let again = of_layers.iter().filter(|call| !is_of_ring(call)).cloned();
+        let expected = [step(false), again.collect()].concat();
         assert_eq!(sorted(step(true)), sorted(expected), "{case}");
         checked += 1;
     }
