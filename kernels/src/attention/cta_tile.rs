@@ -281,7 +281,7 @@ impl<'k> CtaTile<'k> {
         query.signed() + self.position + 1
     }
 
-    /// Stores the limits of a query for [`CtaTile::staged_limits`]. Those of a query that does not
+    /// Stores the limits of a query for [`staged_limits`]. Those of a query that does not
     /// exist are empty or arbitrary. The stores are complete when the thread's async copies are.
     #[track_caller]
     pub(super) fn stage_limits(

@@ -89,12 +89,14 @@ fn cases(device: &Device, dtype: DType) -> Vec<Case> {
         q_offset: list(device, &[65, 3]),
         k_len: list(device, &[70, 8]),
     });
-    // Documents of random lengths, some without queries or with more queries than keys; and as many
-    // keys as queries.
+    // Documents of random lengths, some without queries or with more queries than keys.
     let some_empty = documents(&[[3, 5], [0, 4], [20, 7], [1, 1], [46, 58]]);
     let in_rows = at(ranges(device, &[some_empty, documents(&lengths(70, 3))]));
-    let ends = documents(&lengths(130, 1));
-    let last_keys = AttentionMask { window: Some(6), ..at(ranges(device, &[ends])) };
+    // The last key of a tile is seen by the first query of the next tile alone, and the first key of a
+    // tile by the last query of the tile before.
+    let edges = [[[64, 63], [1, 1], [65, 66]], [[63, 64], [1, 1], [66, 65]]];
+    let edges = ranges(device, &edges.map(|lengths| documents(&lengths)));
+    let at_edges = AttentionMask { window: Some(6), ..at(edges) };
 
     let mut all = Vec::new();
     let mut add = |[q, k, v]: [Tensor; 3], mask| all.push(Case { q, k, v, mask });
@@ -137,7 +139,7 @@ fn cases(device: &Device, dtype: DType) -> Vec<Case> {
         add(separate([2, 5, 75], [2, 1], d), cached.clone());
         add(separate([2, 6, 70], [2, 1], d), some_without_keys.clone());
         add(separate([2, 70, 75], [2, 1], d), in_rows.clone());
-        add(separate([1, 130, 130], [2, 1], d), last_keys.clone());
+        add(separate([2, 130, 130], [2, 1], d), at_edges.clone());
         add(separate([1, 3, 0], [2, 1], d), causal());
         add(separate([1, 3, 9], [2, 1], d), both_sides(0));
     }
