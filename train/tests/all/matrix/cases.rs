@@ -33,6 +33,8 @@ pub(crate) struct Case {
     pub(crate) apart: Axes,
     /// Whether keys go around `cp`.
     pub(crate) ring: bool,
+    /// Whether rows have two documents.
+    pub(crate) documents: bool,
 }
 
 /// How data-parallel ranks share parameters.
@@ -75,7 +77,12 @@ impl Case {
             extra: Extra::Nothing,
             apart: &[],
             ring: false,
+            documents: false,
         }
+    }
+
+    const fn documents(self) -> Case {
+        Case { documents: true, ..self }
     }
 
     const fn ring(self) -> Case {
@@ -99,11 +106,11 @@ impl Case {
     }
 
     pub(crate) fn title(&self) -> String {
-        let Case { mesh, schedule, sizes, home, checkpointing, extra, apart, .. } = self;
+        let Case { mesh, schedule, sizes, home, checkpointing, extra, apart, documents, .. } = self;
         let model = small::config(self.model);
         format!(
             "{} layers, {} experts, tied {}: {mesh:?} {schedule} {sizes:?} {home:?} {extra:?}, \
-             experts on {apart:?}, checkpointing {checkpointing}",
+             experts on {apart:?}, checkpointing {checkpointing}, documents {documents}",
             model.num_hidden_layers, model.num_experts, model.tie_word_embeddings
         )
     }
@@ -308,8 +315,11 @@ pub(crate) const CASES: [Case; 39] = [
     Case::new(DENSE, &[("pp", 2), ("cp", 3)], Named::OneFOneB, &[1, 2]).home(Home::Fsdp),
     Case::new(DENSE, &[("pp", 2), ("cp", 3), ("sp", 2)], Named::Zbv, &[1, 0, 1, 1])
         .ring()
+        .documents()
         .checkpointed(),
-    Case::new(TIED, &[("pp", 2), ("dp", 2), ("cp", 2)], Named::Zb1p, &[1, 1]).home(Home::Hsdp),
+    Case::new(TIED, &[("pp", 2), ("dp", 2), ("cp", 2)], Named::Zb1p, &[1, 1])
+        .home(Home::Hsdp)
+        .documents(),
     Case::new(EIGHT_EXPERTS, &[("pp", 2), ("cp", 2), ("tp", 2)], Named::Interleaved, &[1, 0, 1, 0])
         .ring()
         .home(Home::Zero1),

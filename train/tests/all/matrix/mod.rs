@@ -57,7 +57,17 @@ pub(crate) fn batch(
     let own = |values: &[i64]| {
         own_part(case, &Tensor::from_slice(device, &[rows, TOKENS], values)?, on_ranks)
     };
-    Ok(TokenBatch::new(&own(&ids)?, &own(&labels)?))
+    let mut batch = TokenBatch::new(&own(&ids)?, &own(&labels)?);
+    if case.documents {
+        // The second document of a row starts where the first ends.
+        let first = |at: usize| 1 + (at / TOKENS + number) % 4;
+        let all = || (0..rows * TOKENS).map(|at| (at % TOKENS, first(at)));
+        let document = |(at, first)| i64::from(at >= first);
+        let position = |(at, first)| (if at < first { at } else { at - first }) as i64;
+        batch.documents = Some(own(&all().map(document).collect::<Vec<i64>>())?);
+        batch.positions = Some(own(&all().map(position).collect::<Vec<i64>>())?);
+    }
+    Ok(batch)
 }
 
 fn own_part(case: &Case, of_all: &Tensor, on_ranks: bool) -> Result<Tensor> {
