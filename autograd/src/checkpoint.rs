@@ -101,7 +101,7 @@ impl<A: Vars, B: Vars> Vars for (A, B) {
 /// The record of a checkpoint.
 struct Recompute<F, const N: usize> {
     saved: [Saved; N],
-    /// What [`kept_in_recompute`] returned, in order.
+    /// What the block computes once, in order.
     kept: Vec<Saved>,
     block: F,
     scope: RankScope,

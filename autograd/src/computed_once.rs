@@ -20,8 +20,8 @@ thread_local! {
     static ONCE: RefCell<ComputedOnce> = RefCell::default();
 }
 
-/// The tensors that `compute` returns. In a [`checkpoint`](crate::checkpoint()), they are kept until the block has been
-/// computed again, which does not call `compute`.
+/// The tensors that `compute` returns. A [`checkpoint`](crate::checkpoint()) keeps them, and does not
+/// call `compute` again when it recomputes the block.
 ///
 /// # Errors
 /// Those of `compute`.

@@ -783,7 +783,7 @@ mod tests {
         assert_eq!(digests.len(), 4);
     }
 
-    /// A cache of an older version is made anew, but its tokenizer is kept.
+    /// A cache of an older version is rebuilt with the tokenizer that it was made with.
     #[cfg(feature = "tokenizers")]
     #[test]
     fn an_older_cache_keeps_its_tokenizer() {

@@ -281,8 +281,8 @@ impl<'k> CtaTile<'k> {
         query.signed() + self.position + 1
     }
 
-    /// Stores the limits of a query for [`staged_limits`]. Those of a query that does not
-    /// exist are empty or arbitrary. The stores are complete when the thread's async copies are.
+    /// Stores the limits of a query for [`staged_limits`]. Those of a query that does not exist are
+    /// empty or arbitrary. The stores are complete when the thread's async copies are.
     #[track_caller]
     pub(super) fn stage_limits(
         &self,

@@ -81,7 +81,8 @@ impl<'a> Start<'a> {
     }
 
     /// Restores the state of `trainer`, from an earlier checkpoint if this one is damaged on any
-    /// rank. `packing` is the digest of how the rows are packed. Returns the number of steps done, and adds messages to `notes`.
+    /// rank. `packing` is the digest of how the rows are packed. Returns the number of steps done, and
+    /// adds messages to `notes`.
     pub(super) fn restore<M: Model>(
         mut self,
         data: &Data,
