@@ -64,8 +64,7 @@ fn model() -> std::result::Result<Qwen3, AnyError> {
 fn on_rank(rank: &dyn Rank) -> std::result::Result<Vec<f64>, AnyError> {
     let (model, mesh) = (model()?, Mesh::new(&[2, 2], &["cp", "sp"])?);
     Redistributor::new(rank).run_on(&mesh, || {
-        let goes_around = true;
-        let parallelism = ModelParallelism::new(&mesh).context(["cp"], goes_around)?;
+        let parallelism = ModelParallelism::new(&mesh).context(["cp"])?.ring(true);
         let plan = model.plan(&parallelism.ulysses(["sp"])?)?;
         plan.apply(&model, rank.rank())?;
         let homes = DataParallel::new(rank, &mesh, Strategy::hsdp(["cp"], ["sp"]));

@@ -11,6 +11,7 @@ use meshgrad_mesh::Placement;
 use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
 use meshgrad_runtime::{Device, Tensor};
 
+use crate::by_document::RowOrder;
 use crate::cache::LayerCache;
 use crate::config::Qwen3Config;
 use crate::layers::{Linear, RmsNorm};
@@ -27,6 +28,8 @@ pub struct Positions {
     pub sequences: AttentionSequences,
     /// The words of all tokens of a row ([`ops::visible_keys`]), if ranks have parts of rows in documents.
     pub(crate) words: Option<Tensor>,
+    /// Of keys whose ranks have all, if rows are divided by document.
+    pub(crate) order: Option<RowOrder>,
     pub(crate) rings: Rings,
 }
 
@@ -113,7 +116,11 @@ impl Attention {
         let divides_heads = head_shards(q_bthc.value()) > shards;
         let [k_bsgc, v_bsgc] = [k_bsgc, v_bsgc].map(|x| {
             let x = if divides_heads { with_heads_for(&q_bthc, &x)? } else { x };
-            self.keys.redistribute(&x)
+            let x = self.keys.redistribute(&x)?;
+            match &at.order {
+                Some(order) => order.of(&x),
+                None => Ok(x),
+            }
         });
         let (k_bsgc, v_bsgc) = (k_bsgc?, v_bsgc?);
         let tokens = k_bsgc.value().sharding().filter(|it| !it.axes_of_dim(1).is_empty());
@@ -128,23 +135,31 @@ impl Attention {
         self.o_proj.forward_before(&ops::merge_last(&out_bthc)?, &self.output)
     }
 
-    /// Which keys the tokens with these words ([`ops::visible_keys`], [b, t]) see: a range for each query
-    /// that attention has, or, where keys go around, the words of whole rows.
-    pub(crate) fn visible(&self, words: &Tensor) -> Result<(AttentionSequences, Option<Tensor>)> {
-        let whole_along = |seam: &Seam| {
+    /// `at` for tokens with these words ([`ops::visible_keys`], [b, t]), which were at `places`: a range
+    /// of keys for each query that attention has, or, where keys go around, the words of whole rows.
+    pub(crate) fn in_documents(
+        &self,
+        at: Positions,
+        words: &Tensor,
+        places: Option<&Tensor>,
+    ) -> Result<Positions> {
+        let whole_along = |seam: &Seam, x: &Tensor| {
             let axes = seam.placements();
             let axes = axes.iter().map(|(axis, _)| (axis.as_str(), Placement::Replicate));
-            redistribute(words, axes.collect::<Vec<_>>())
+            redistribute(x, axes.collect::<Vec<_>>())
         };
-        let (of_queries, of_keys) = (whole_along(&self.queries)?, whole_along(&self.keys)?);
+        let of_keys = whole_along(&self.keys, words)?;
         let around = of_keys.sharding().map(|it| it.axes_of_dim(1)).unwrap_or_default();
-        if around.is_empty() {
-            let ranges = ops::visible_keys(&of_queries, &of_keys, None)?;
-            return Ok((AttentionSequences::Ranges(ranges), None));
+        if !around.is_empty() {
+            let around = around.into_iter().map(|axis| (axis, Placement::Replicate));
+            let words = redistribute(&of_keys, around.collect::<Vec<_>>())?;
+            return Ok(Positions { words: Some(words), ..at });
         }
-        let around = around.into_iter().map(|axis| (axis, Placement::Replicate));
-        let words = redistribute(&of_keys, around.collect::<Vec<_>>())?;
-        Ok((AttentionSequences::Rows, Some(words)))
+        let order = places.map(|places| RowOrder::new(whole_along(&self.keys, places)?));
+        let order = order.transpose()?;
+        let of_keys = order.as_ref().map_or(Ok(of_keys.clone()), |order| order.of(&of_keys))?;
+        let ranges = ops::visible_keys(&whole_along(&self.queries, words)?, &of_keys, None)?;
+        Ok(Positions { sequences: AttentionSequences::Ranges(ranges), order, ..at })
     }
 
     /// Reshapes [b, t, heads * c] to [b, t, heads, c], for any number of heads.

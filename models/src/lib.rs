@@ -4,6 +4,7 @@
 //! computes logits or a loss.
 
 pub mod attention;
+mod by_document;
 mod cache;
 pub mod config;
 pub mod ends;
@@ -22,6 +23,7 @@ mod residual;
 mod ring;
 mod stage;
 
+pub use by_document::by_document;
 pub use cache::{Cache, LayerCache};
 pub use layer::{FeedForward, Layer};
 pub use meshgrad_error::{Error, Kind, Result};

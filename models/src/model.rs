@@ -299,9 +299,12 @@ pub struct TokenBatch {
     /// The position of each token in its document, i64 [b, t]; `None` for 0, 1, 2, ... in each row.
     pub positions: Option<Tensor>,
     /// The number of each token's document, i64 [b, t]. A token attends to tokens of its document only.
-    /// Along a row the numbers do not decrease, nor do the positions within a document. `None` for one
-    /// document per row.
+    /// Along each range of a row that one rank has, the numbers do not decrease, nor do the positions
+    /// within a document. `None` for one document per row.
     pub documents: Option<Tensor>,
+    /// Where each token was in its row before the row was divided [`by_document`](crate::by_document()),
+    /// i64 [b, t]; `None` for rows in their order.
+    pub places: Option<Tensor>,
     /// The experts of each token in each sparse layer of the whole model, [b, t, k] i32, such as those
     /// that another model chose; `None` for those that this model chooses.
     pub experts: Option<Vec<Tensor>>,
@@ -315,6 +318,7 @@ impl TokenBatch {
             labels: labels.clone(),
             positions: None,
             documents: None,
+            places: None,
             experts: None,
         }
     }

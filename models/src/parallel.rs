@@ -75,18 +75,23 @@ impl ModelParallelism {
 
     /// Context parallelism over these axes, the outermost first: tokens have
     /// [`Placement::head_and_tail`] on them. For attention, each rank gathers the keys and values of all
-    /// ranks, or with `ring` gets those of one rank after the other.
+    /// ranks.
     ///
     /// # Errors
     /// When the mesh does not have an axis.
     pub fn context<S: AsRef<str>>(
         mut self,
         axes: impl AsRef<[S]>,
-        ring: bool,
     ) -> meshgrad_mesh::Result<ModelParallelism> {
         self.context = self.sized(axes.as_ref())?.into_iter().map(|(axis, _)| axis).collect();
-        self.ring = ring;
         Ok(self)
+    }
+
+    /// Whether each rank gets the keys and values of one rank after the other, instead of gathering
+    /// those of all. The default is false.
+    pub fn ring(mut self, ring: bool) -> ModelParallelism {
+        self.ring = ring;
+        self
     }
 
     /// Ulysses over these axes, the outermost first (Jacobs et al. 2023): tokens are sharded over them,
@@ -101,6 +106,13 @@ impl ModelParallelism {
     ) -> meshgrad_mesh::Result<ModelParallelism> {
         self.ulysses = self.sized(axes.as_ref())?;
         Ok(self)
+    }
+
+    /// The placements of the tokens of a batch [rows, tokens].
+    pub fn of_tokens(&self) -> Vec<(String, Placement)> {
+        let context = self.context.iter().map(|axis| (axis.clone(), Placement::head_and_tail(1)));
+        let ulysses = self.ulysses.iter().map(|(axis, _)| (axis.clone(), Placement::shard(1)));
+        context.chain(ulysses).collect()
     }
 
     fn sized<S: AsRef<str>>(&self, axes: &[S]) -> meshgrad_mesh::Result<Vec<(String, usize)>> {

@@ -355,8 +355,7 @@ impl Qwen3 {
         let positions_bt = positions_bt.broadcast_to(&documents_bt.global_shape())?;
         let positions_bt = sharded_like(&positions_bt, documents_bt)?;
         let words = ops::token_words(documents_bt, &positions_bt)?;
-        let (sequences, words) = layer.self_attn.visible(&words)?;
-        Ok(Positions { sequences, words, ..positions })
+        layer.self_attn.in_documents(positions, &words, batch.places.as_ref())
     }
 
     /// The rotary tables of `positions_bt`, which may have one row for all of `ids_bt`.
@@ -373,7 +372,7 @@ impl Qwen3 {
             sharded_like(&table.broadcast_to(&shape)?, ids_bt)
         };
         let (cos, sin) = (of_rows(cos)?, of_rows(sin)?);
-        Ok(Positions { cos, sin, sequences, words: None, rings: Rings::default() })
+        Ok(Positions { cos, sin, sequences, words: None, order: None, rings: Rings::default() })
     }
 
     /// A model with initial values on `device`.

@@ -141,6 +141,11 @@ impl<'r> RunRanks<'r> {
         self.division.with_whole_sequences(model, body)
     }
 
+    /// The number of ranks that divide each sequence by head and tail.
+    pub(crate) fn ranks_of_sequence(&self) -> usize {
+        self.division.ranks_of_sequence()
+    }
+
     /// This rank's part of a batch of `rows` sequences.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use meshgrad_error::{Result, error};
-use meshgrad_models::{IGNORE_INDEX, TokenBatch};
+use meshgrad_models::{IGNORE_INDEX, TokenBatch, by_document};
 use meshgrad_runtime::Tensor;
 
 /// The tokens of a text, in documents.
@@ -78,6 +78,8 @@ pub(crate) struct Batch {
     pub(crate) positions: Vec<i64>,
     /// The number of each token's document, from 0 in each row.
     pub(crate) documents: Vec<i64>,
+    /// Where each token was in its row, if rows are divided by document.
+    places: Vec<i64>,
 }
 
 impl Batch {
@@ -99,6 +101,23 @@ impl Batch {
         Ok(batch)
     }
 
+    /// The same rows, each divided by document over `ranks` ranks.
+    pub(crate) fn by_document(&self, format: RowFormat, ranks: usize) -> Batch {
+        let mut divided = Batch::default();
+        for start in (0..self.input_ids.len()).step_by(format.seq_len) {
+            let documents = &self.documents[start..start + format.seq_len];
+            for place in by_document(documents, ranks) {
+                let at = start + place;
+                divided.input_ids.push(self.input_ids[at]);
+                divided.labels.push(self.labels[at]);
+                divided.positions.push(self.positions[at]);
+                divided.documents.push(self.documents[at]);
+                divided.places.push(place as i64);
+            }
+        }
+        divided
+    }
+
     /// The batch of the tensors that `tensor` makes of values.
     ///
     /// # Errors
@@ -110,9 +129,11 @@ impl Batch {
     ) -> Result<TokenBatch> {
         let of_documents =
             |values: &[i64]| format.has_documents.then(|| tensor(values)).transpose();
+        let is_divided = !self.places.is_empty();
         Ok(TokenBatch {
             positions: of_documents(&self.positions)?,
             documents: of_documents(&self.documents)?,
+            places: is_divided.then(|| tensor(&self.places)).transpose()?,
             ..TokenBatch::new(&tensor(&self.input_ids)?, &tensor(&self.labels)?)
         })
     }

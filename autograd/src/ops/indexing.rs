@@ -83,6 +83,20 @@ pub fn gather<V: Operand>(x: &V, dim: isize, index: &Tensor) -> Result<V> {
     })
 }
 
+/// Reorders the elements along dim `dim`: as [`gather`] at `order`, which has each index of the dim once.
+/// The gradient is gathered at `inverse`, the indices of the inverse permutation.
+///
+/// # Shapes
+/// `order` and `inverse` of an index dtype and the shape of `x`.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::gather`].
+pub fn reorder<V: Operand>(x: &V, dim: isize, order: &Tensor, inverse: &Tensor) -> Result<V> {
+    let y = ops::gather(x.value(), dim, order)?;
+    let inverse = inverse.save();
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::gather(dy, dim, &inverse.get()?)))
+}
+
 /// Adds elements at indices into zeros of `shape`: y\[c with index\[c\] in `dim`\] += src\[c\].
 ///
 /// # Shapes

@@ -45,7 +45,7 @@ pub use elementwise::{add, affine, clamp, div, maximum, minimum, mul, neg, sub, 
 pub use embedding::{embedding, embedding_with_padding};
 pub use global_norm::global_norm;
 pub use grouped_matmul::grouped_matmul;
-pub use indexing::{concat, gather, index_select, scatter_add, split};
+pub use indexing::{concat, gather, index_select, reorder, scatter_add, split};
 pub use matmul::{linear, matmul};
 pub use moe::{add_rows, permute_tokens, router_top_k, unpermute_tokens};
 pub use norm::{add_rms_norm, layer_norm, residual_rms_norm, rms_norm};

@@ -63,17 +63,17 @@ pub fn token_words(documents: &Tensor, positions: &Tensor) -> Result<Tensor> {
 /// query's and, with a window, above the query's position - `window`. The result is an
 /// [`AttentionSequences::Ranges`](super::AttentionSequences::Ranges).
 ///
-/// A token is one word of [`token_words`]. Words must ascend along each row; they can be equal. Only
-/// documents and positions matter, not the places of tokens in their row, so keys can be another part
-/// of the sequence than the queries. Padding can be a document of its own.
+/// A token is one word of [`token_words`]. Those of keys must ascend along each row; they can be equal.
+/// Only documents and positions matter, not the places of tokens in their row, so keys can be another
+/// part of the sequence than the queries. Padding can be a document of its own.
 ///
 /// # Shapes
 /// `queries` [B, T] and `keys` [B, S] i64; returns i32 [B, T, 2], the first key and the end. `queries`
 /// can be sharded along B and T, `keys` along B.
 ///
 /// # Errors
-/// For 2^31 keys or more. For descending words on a CPU; on a GPU their ranges are unspecified, and
-/// within 0..S.
+/// For 2^31 keys or more. For keys with descending words on a CPU; on a GPU their ranges are
+/// unspecified, and within 0..S.
 pub fn visible_keys(queries: &Tensor, keys: &Tensor, window: Option<usize>) -> Result<Tensor> {
     let mut call = VISIBLE_KEYS.call(&[queries, keys])?;
     let mut ranges = call.output(0)?;
@@ -90,8 +90,7 @@ pub fn visible_keys(queries: &Tensor, keys: &Tensor, window: Option<usize>) -> R
         let (of_queries, of_keys) = (queries.read::<i64>()?, keys.read::<i64>()?);
         let of_queries = queries.elements_of(&of_queries);
         let of_keys = keys.elements_of(&of_keys);
-        check_ascends(name, "queries", of_queries, t)?;
-        check_ascends(name, "keys", of_keys, s)?;
+        check_ascend(name, of_keys, s)?;
         for_blocks(ranges.slice()?, 2 * BLOCK, |start, ranges: &mut [i32]| {
             for (at, range) in (start / 2..).zip(ranges.as_chunks_mut().0) {
                 let row = &of_keys[at / t * s..][..s];
@@ -113,15 +112,15 @@ fn visible(query: i64, row: &[i64], window: u64) -> [usize; 2] {
     [row.partition_point(|key| *key < query - before as i64), end]
 }
 
-fn check_ascends(op: &str, name: &str, words: &[i64], per_row: usize) -> Result<()> {
-    for (row, words) in words.chunks(per_row.max(1)).enumerate() {
+fn check_ascend(op: &str, keys: &[i64], per_row: usize) -> Result<()> {
+    for (row, words) in keys.chunks(per_row.max(1)).enumerate() {
         for (at, pair) in (1..).zip(words.windows(2)) {
             let [before, word] = [pair[0], pair[1]];
             ensure!(
                 before <= word,
                 Invalid,
-                "{op}: token {at} of row {row} of `{name}` is the word {word} after {before}; sort \
-                 tokens by document and position"
+                "{op}: key {at} of row {row} is the word {word} after {before}; sort keys by document and \
+                 position"
             );
         }
     }

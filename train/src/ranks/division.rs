@@ -197,6 +197,11 @@ impl Division {
         self.ranks_along(&self.batch)
     }
 
+    /// The number of ranks that divide each sequence by head and tail.
+    pub(super) fn ranks_of_sequence(&self) -> usize {
+        self.ranks_along(&self.context)
+    }
+
     /// The number of sequences to pad a batch of `rows` to, so that each rank gets one; over two axes,
     /// equally many. Stages send each other batches of one shape.
     pub(super) fn padded(&self, rows: usize) -> usize {
@@ -326,34 +331,37 @@ impl Division {
         let mut placements: Vec<_> = match &self.batch[..] {
             [axis] if !rows.is_multiple_of(parts) => {
                 let sizes: Vec<usize> = (0..parts).map(rows_of).collect();
-                vec![(axis, Placement::ragged(0, sizes))]
+                vec![(axis.clone(), Placement::ragged(0, sizes))]
             }
-            axes => axes.iter().map(|axis| (axis, Placement::shard(0))).collect(),
+            axes => axes.iter().map(|axis| (axis.clone(), Placement::shard(0))).collect(),
         };
-        placements.extend(self.context.iter().map(|axis| (axis, Placement::head_and_tail(1))));
-        placements.extend(self.ulysses.iter().map(|axis| (axis, Placement::shard(1))));
+        placements.extend(self.parallelism(Tokens::Sharded)?.of_tokens());
         let sharding = Sharding::new(&self.mesh, placements, &[rows, seq_len])?;
         Ok(BatchPart::of(sharding, self.rank))
     }
 
-    fn plan(&self, model: &impl Model, tokens: Tokens) -> Result<ModelPlan> {
+    fn parallelism(&self, tokens: Tokens) -> Result<ModelParallelism> {
         let mut parallelism = ModelParallelism::new(&self.mesh).tensor(&self.tensor)?;
         if tokens == Tokens::Sharded {
             let ring = self.table.attention == AttentionChoice::Ring;
             parallelism = parallelism
                 .sequence_parallel(self.table.sequence_parallel)
-                .context(&self.context, ring)?
-                .ulysses(&self.ulysses)?;
+                .context(&self.context)?
+                .ulysses(&self.ulysses)?
+                .ring(ring);
         }
         let parallelism = parallelism
             .loss_parallel(self.table.loss_parallel)
             .shard_experts(self.table.shard_experts)
             .overlap_chunks(self.table.overlap_chunks);
-        let parallelism = match &self.experts {
+        Ok(match &self.experts {
             Some(axes) => parallelism.experts(&axes.mesh, &axes.experts, &axes.features)?,
             None => parallelism,
-        };
-        model.plan(&parallelism)
+        })
+    }
+
+    fn plan(&self, model: &impl Model, tokens: Tokens) -> Result<ModelPlan> {
+        model.plan(&self.parallelism(tokens)?)
     }
 
     /// Calls `body` while sequences are whole: a model that decodes has one new token.

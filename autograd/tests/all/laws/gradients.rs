@@ -259,3 +259,23 @@ fn added_and_accumulated_gradients_add_up() {
         }
     }
 }
+
+/// Reordered rows have the gradient of gathered ones, by the inverse permutation.
+#[test]
+fn reordered_elements_have_the_gradient_of_gathered_ones() {
+    let device = Device::cpu();
+    let index = |values: [i64; 8]| Tensor::from_slice(&device, &[2, 4], &values).unwrap();
+    let order = index([2, 0, 3, 1, 3, 1, 0, 2]);
+    let inverse = index([1, 3, 0, 2, 2, 1, 3, 0]);
+    let w = Param::new("w", [2, 4], Init::Normal { std: 1.0 });
+    w.materialize(&device, 1).unwrap();
+    let of = |op: &dyn Fn(&Var) -> Result<Var>| {
+        let mut grads = Grads::new(std::slice::from_ref(&w)).unwrap();
+        let (y, tape) = Tape::record(|| op(&w.var()?)).unwrap();
+        tape.backward(&[(&y, numbers(&device, &[2, 4], 5))], &mut grads).unwrap();
+        (y.value().to_vec::<f32>().unwrap(), bits(&mut grads))
+    };
+    let gathered = of(&|x| ops::gather(x, 1, &order));
+    assert_eq!(of(&|x| ops::reorder(x, 1, &order, &inverse)), gathered);
+    assert_ne!(of(&|x| ops::reorder(x, 1, &order, &order)), gathered);
+}

@@ -124,10 +124,11 @@ impl Case {
         let parallelism = ModelParallelism::new(mesh)
             .tensor(self.axes(|axis| !["dp", "cp", "cr", "sp"].contains(&axis)))
             .unwrap()
-            .context(self.axes(|axis| ["cp", "cr"].contains(&axis)), self.ring)
+            .context(self.axes(|axis| ["cp", "cr"].contains(&axis)))
             .unwrap()
             .ulysses(self.axes(|axis| axis == "sp"))
             .unwrap()
+            .ring(self.ring)
             .sequence_parallel(self.sequence)
             .loss_parallel(self.loss)
             .shard_experts(self.experts);
@@ -146,14 +147,11 @@ impl Case {
     }
 
     /// The placements of a batch [rows, tokens].
-    pub(crate) fn of_batch(&self) -> Vec<(&'static str, Placement)> {
-        let placed = |axis| match axis {
-            "dp" => Some((axis, Placement::shard(0))),
-            "cp" | "cr" => Some((axis, Placement::head_and_tail(1))),
-            "sp" => Some((axis, Placement::shard(1))),
-            _ => None,
-        };
-        self.axes(|_| true).into_iter().filter_map(placed).collect()
+    pub(crate) fn of_batch(&self) -> Vec<(String, Placement)> {
+        let mut placements = self.parallelism(&self.mesh()).of_tokens();
+        let of_rows = self.axes(|axis| axis == "dp").into_iter();
+        placements.extend(of_rows.map(|axis| (axis.to_owned(), Placement::shard(0))));
+        placements
     }
 
     pub(crate) fn balancing(&self) -> Balancing {
@@ -171,6 +169,13 @@ impl Case {
     /// Whether ranks have different tokens of a sequence.
     pub(crate) fn divides_sequences(&self) -> bool {
         !self.axes(|axis| ["cp", "cr", "sp"].contains(&axis)).is_empty()
+    }
+
+    /// The number of ranks that rows are divided over by document: if chunks are equal.
+    pub(crate) fn ranks_of_documents(&self) -> Option<usize> {
+        let axes = self.mesh.iter().filter(|(axis, _)| ["cp", "cr"].contains(axis));
+        let ranks: usize = axes.map(|(_, ranks)| ranks).product();
+        (self.documents && ranks > 1 && self.tokens.is_multiple_of(2 * ranks)).then_some(ranks)
     }
 
     /// The number of data-parallel ranks.
@@ -374,13 +379,17 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(TIED, TP2).sequence().documents(),
     Case::new(TIED, CP3).documents(),
     Case::new(DENSE, CP3).ring().documents(),
-    Case::new(TIED, DP_CP).ring().documents().checkpointed(),
     Case::new(TIED, &[("sp", 4)]).documents(),
-    Case::new(DENSE, CP_SP).ring().documents().bf16(),
+    // The same, divided by document.
+    Case::new(TIED, CP3).documents().tokens(12),
+    Case::new(TIED, CP_TP).sequence().documents().checkpointed().tokens(8),
+    Case::new(TIED, DP_CP).ring().documents().checkpointed().tokens(8),
+    Case::new(DENSE, CP_SP).documents().tokens(18),
+    Case::new(DENSE, CP_SP).ring().documents().bf16().tokens(12),
     // Merged with rows, shards of shards must be equal.
     Case::new(EXPERTS, CP_TP).ring().sequence().sharded_experts().tokens(8),
     Case::new(EXPERTS, &[("cp", 2), ("sp", 2)]).balance(Layer).tokens(8),
-    Case::new(MANY_EXPERTS, CP3).ring().apart(&[("ep", 3)], AllToAll).documents(),
+    Case::new(MANY_EXPERTS, CP3).ring().apart(&[("ep", 3)], AllToAll).documents().tokens(12),
     Case::new(MANY_EXPERTS, DP_CP).apart(&[("ep", 4)], AllToAll).balance(Sequence),
     Case::new(MANY_EXPERTS, &[("cp", 2), ("sp", 2)])
         .apart(&[("ep", 2), ("etp", 2)], AllGather)

@@ -46,8 +46,9 @@ fn rounding_changes_only_close_choices() {
     let has_choice = |case: &&Case| case.config().num_experts > case.config().num_experts_per_tok;
     let mut counted = [0; 2];
     for case in CASES.iter().filter(has_choice) {
-        // Enough tokens that some have nearly equal scores.
-        let case = &Case { rows: if case.bf16 { 60 } else { case.rows }, ..*case };
+        // Enough tokens that some have nearly equal scores, at the places that they have on one rank.
+        let rows = if case.bf16 { 60 } else { case.rows };
+        let case = &Case { rows, documents: false, ..*case };
         let chosen = choices(case).unwrap();
         let flips = flips(case, &chosen);
         assert!(flips.iter().all(|margin| *margin <= rounding(case)), "{case}: {flips:?}");

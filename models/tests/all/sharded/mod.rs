@@ -52,7 +52,9 @@ fn any_mesh_has_the_loss_and_gradients_of_one_rank() {
 fn planted_faults_are_found() {
     let mut found = 0;
     for case in CASES.iter().filter(|case| case.has_three_ranks()) {
-        for fault in Fault::ALL {
+        // Gathered keys that are sorted by document may come in any order.
+        let is_sorted = case.ranks_of_documents().is_some() && !case.ring;
+        for fault in Fault::ALL.into_iter().filter(|it| !(is_sorted && *it == Fault::Swapped)) {
             let checked = check(case, fault, unchanged);
             assert!(checked.is_err(), "{case}: {fault:?}");
             found += 1;

@@ -7,8 +7,10 @@ use meshgrad_autograd::{Buffer, Grads, Module, Param, Result, Tape};
 use meshgrad_collectives::{Redistribute, full_tensor, redistribute, with_redistribution};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
-use meshgrad_models::{FeedForward, IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch};
-use meshgrad_runtime::{DType, Device, Tensor, ops, with_mesh};
+use meshgrad_models::{
+    FeedForward, IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch, by_document,
+};
+use meshgrad_runtime::{DType, Device, Element, Tensor, ops, with_mesh};
 
 use crate::sharded::cases::Case;
 use crate::small::{add_adapters, distance, norm};
@@ -28,9 +30,7 @@ pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
         _ => id(at, 17),
     };
     let labels: Vec<i64> = (0..case.rows * case.tokens).map(label).collect();
-    let own = |values: &[i64]| {
-        own_part(case, &Tensor::from_slice(device, &[case.rows, case.tokens], values)?)
-    };
+    let own = |values: &[i64]| own_part(case, values, &[], device);
     let batch = TokenBatch::new(&own(&ids)?, &own(&labels)?);
     if !case.documents {
         return Ok(batch);
@@ -38,7 +38,9 @@ pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
     let rows = (0..case.rows).map(|row| documents(row, case.tokens));
     let (documents, positions): (Vec<Vec<i64>>, Vec<Vec<i64>>) = rows.unzip();
     let [documents, positions] = [documents, positions].map(|rows| own(&rows.concat()));
-    Ok(TokenBatch { documents: Some(documents?), positions: Some(positions?), ..batch })
+    let places: Vec<i64> = (0..case.rows).flat_map(|_| 0..case.tokens as i64).collect();
+    let places = case.ranks_of_documents().map(|_| own(&places)).transpose()?;
+    Ok(TokenBatch { documents: Some(documents?), positions: Some(positions?), places, ..batch })
 }
 
 /// The documents and the positions of the tokens of a row: a document of one token, and two others.
@@ -51,8 +53,26 @@ fn documents(row: usize, tokens: usize) -> (Vec<i64>, Vec<i64>) {
     (0..tokens).map(of_token).unzip()
 }
 
-/// The part of a rank.
-fn own_part(case: &Case, of_all: &Tensor) -> Result<Tensor> {
+/// A rank's part of values for all tokens, of shape `each` for each.
+fn own_part<T: Element>(
+    case: &Case,
+    values: &[T],
+    each: &[usize],
+    device: &Device,
+) -> Result<Tensor> {
+    let width = each.iter().product();
+    let mut values = values.to_vec();
+    let is_on_ranks = Tensor::scalar(device, 0.0)?.as_replicated()?.sharding().is_some();
+    if let Some(ranks) = case.ranks_of_documents().filter(|_| is_on_ranks) {
+        let rows = values.chunks(case.tokens * width).enumerate();
+        let divided = rows.flat_map(|(row, values)| {
+            let places = by_document(&documents(row, case.tokens).0, ranks).into_iter();
+            places.flat_map(|place| values[place * width..][..width].to_vec()).collect::<Vec<T>>()
+        });
+        values = divided.collect();
+    }
+    let shape = [&[case.rows, case.tokens], each].concat();
+    let of_all = Tensor::from_slice(device, &shape, &values)?;
     redistribute(&of_all.as_replicated()?, case.of_batch())
 }
 
@@ -70,9 +90,8 @@ pub(crate) fn choices(case: &Case) -> Result<Choices> {
 
 /// [`batch`] with these experts: rounding does not change what tokens choose.
 pub(crate) fn replaying(case: &Case, choices: &Choices, device: &Device) -> Result<TokenBatch> {
-    let shape = [case.rows, case.tokens, case.config().num_experts_per_tok];
-    let of_layer =
-        |experts: &Vec<i32>| own_part(case, &Tensor::from_slice(device, &shape, experts)?);
+    let of_token = [case.config().num_experts_per_tok];
+    let of_layer = |experts: &Vec<i32>| own_part(case, experts, &of_token, device);
     let experts = choices.iter().map(of_layer).collect::<Result<_>>()?;
     Ok(TokenBatch { experts: Some(experts), ..batch(case, device)? })
 }

@@ -230,8 +230,9 @@ pub(crate) fn own_stages(
     let model = case.model()?;
     let mut parallelism = ModelParallelism::new(&stage_mesh)
         .tensor(case.axis("tp"))?
-        .context(case.axis("cp"), case.ring)?
+        .context(case.axis("cp"))?
         .ulysses(case.axis("sp"))?
+        .ring(case.ring)
         .sequence_parallel(true)
         .loss_parallel(true);
     let stage = case.mesh().local_rank("pp", rank.rank())?.unwrap();
