@@ -242,6 +242,27 @@ pub(crate) mod tests {
         assert_eq!(batch.documents[..6], [0, 0, 0, 1, 1, 2]);
     }
 
+    /// Labels are those of the row in its order: shifted after it was divided, they would be others.
+    #[test]
+    fn a_divided_row_keeps_the_labels_of_its_tokens() {
+        let stream = Consecutive::of(&[5, 3, 8]);
+        let format = RowFormat { seq_len: 8, ..FORMAT };
+        let batch = Batch::gather(format, &[Row::of(0..8), Row::of(8..16)], &stream).unwrap();
+        let divided = batch.by_document(format, 2);
+        let places = [[0, 1, 2, 3, 5, 6, 4, 7], [0, 1, 2, 3, 4, 5, 6, 7]];
+        assert_eq!(divided.places, places.concat());
+        for (at, place) in divided.places.iter().enumerate() {
+            let place = at / 8 * 8 + *place as usize;
+            let values = |of: &Batch, at: usize| {
+                [&of.input_ids, &of.labels, &of.positions, &of.documents].map(|it| it[at])
+            };
+            assert_eq!(values(&divided, at), values(&batch, place));
+        }
+        let labelled = divided.labels.iter().enumerate().filter(|(_, label)| **label != NONE);
+        let next = |at: usize| divided.input_ids.get(at + 1);
+        assert!(labelled.clone().any(|(at, label)| next(at) != Some(label)));
+    }
+
     proptest! {
         /// In windows of any length, each trained id but the first of each document is a label once,
         /// at the id before it. Documents do not decrease along a row, and positions are the distance

@@ -39,7 +39,7 @@ pub struct Ring {
 /// its own to one member after the other, and meanwhile computes with those that came before. Results
 /// for disjoint sets of keys are merged in the accumulator's dtype (Milakov & Gimelshein 2018), and
 /// backward sends gradients of keys and values back. Saves q, k, v, the result and one number per query
-/// and head, which a checkpoint keeps as well.
+/// and head; a checkpoint keeps the last two.
 ///
 /// # Shapes
 /// On each member `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, H a multiple of G;
@@ -56,11 +56,12 @@ pub fn ring_attention<V: Operand>(
     group: &(impl Communicator + Clone + 'static),
 ) -> Result<V> {
     let [of_q, of_k, of_v] = [q, k, v].map(|x| part(x, "ring_attention"));
-    let values = [of_q?, of_k?, of_v?];
+    let (of_q, of_k, of_v) = (of_q?, of_k?, of_v?);
     let call = Call { ring: ring.clone(), scale, group: group.clone() };
-    call.check(values[1])?;
-    let [out, lse] = kept_in_recompute(|| call.forward(values))?;
-    let saved = [values[0], values[1], values[2], &out, &lse].map(Save::save);
+    call.check(of_q, of_k)?;
+    let own = stacked(of_k, of_v)?;
+    let [out, lse] = kept_in_recompute(|| call.forward(of_q, &own))?;
+    let saved = [of_q, &own, &out, &lse].map(Save::save);
     tracked_communicating(out, [q, k, v], move |dout, slots| call.backward(&saved, dout, slots))
 }
 
@@ -71,7 +72,7 @@ struct Call<G> {
 }
 
 impl<G: Communicator> Call<G> {
-    fn check(&self, k: &Tensor) -> Result<()> {
+    fn check(&self, q: &Tensor, k: &Tensor) -> Result<()> {
         let Ring { keys, hops } = &*self.ring;
         let (size, own) = (self.group.size(), self.group.index());
         ensure!(
@@ -87,16 +88,27 @@ impl<G: Communicator> Call<G> {
             "ring_attention: distances {distances:?} in a group of {size}; the first must be 0, and all \
              less than the size"
         );
+        let parts = hops.iter().flat_map(|(_, parts)| parts);
+        let mut ranges: Vec<&Range<usize>> = parts.map(|part| &part.queries).collect();
+        ranges.sort_by_key(|range| (range.start, range.end));
+        ranges.dedup();
+        let cover = |end, range: &Range<usize>| (range.start == end).then_some(range.end);
+        let queries = q.shape()[1];
+        ensure!(
+            ranges.iter().try_fold(0, |end, range| cover(end, range)) == Some(queries),
+            Invalid,
+            "ring_attention: hops have the queries {ranges:?} of {queries}; each must be in one range, \
+             that sees keys"
+        );
         Ok(())
     }
 
     /// The result and the log-sum-exp of all scores.
-    fn forward(&self, [q, k, v]: [&Tensor; 3]) -> Result<[Tensor; 2]> {
+    fn forward(&self, q: &Tensor, own: &Tensor) -> Result<[Tensor; 2]> {
         let mut merged: Vec<(Range<usize>, Merged)> = Vec::new();
-        let own = stacked(k, v)?;
         let mut keys = own.clone();
         for (hop, (_, parts)) in self.ring.hops.iter().enumerate() {
-            let next = self.start_keys(hop + 1, &own)?;
+            let next = self.start_keys(hop + 1, own)?;
             for RingPart { queries, keys: range, mask } in parts {
                 let q = q.slice(1, queries.clone())?;
                 let [k, v] = unstacked(&keys.slice(1, range.clone())?)?;
@@ -114,28 +126,21 @@ impl<G: Communicator> Call<G> {
         merged.sort_by_key(|(queries, _)| queries.start);
         let outs: Vec<&Tensor> = merged.iter().map(|(_, merged)| &merged.out).collect();
         let lses: Vec<&Tensor> = merged.iter().map(|(_, merged)| &merged.lse).collect();
-        let queries = q.shape()[1];
-        if queries == 0 {
-            let (out, lse) = ops::attention(q, k, v, &AttentionMask::default(), self.scale)?;
+        if outs.is_empty() {
+            let [k, v] = unstacked(own)?;
+            let (out, lse) = ops::attention(q, &k, &v, &AttentionMask::default(), self.scale)?;
             return Ok([out, lse]);
         }
         let (out, lse) = (ops::concat(&outs, 1)?, ops::concat(&lses, 2)?);
-        ensure!(
-            out.shape()[1] == queries,
-            Invalid,
-            "ring_attention: hops have {} of {queries} queries; each must be in one range, that sees keys",
-            out.shape()[1]
-        );
         Ok([ops::cast(&out, q.dtype())?, lse])
     }
 
-    fn backward(&self, saved: &[Saved; 5], dout: &Tensor, slots: [Slot<'_>; 3]) -> Result<()> {
+    fn backward(&self, saved: &[Saved; 4], dout: &Tensor, slots: [Slot<'_>; 3]) -> Result<()> {
         if !slots.iter().any(Slot::due) {
             return Ok(());
         }
         let saved: Result<Vec<Tensor>> = saved.iter().map(Saved::get).collect();
-        let [q, k, v, out, lse] = saved?.try_into().unwrap_or_else(|_| unreachable!());
-        let own = stacked(&k, &v)?;
+        let [q, own, out, lse] = saved?.try_into().unwrap_or_else(|_| unreachable!());
         let (mut of_queries, mut of_own) = (Pieces::default(), Pieces::default());
         let all = 0..own.shape()[1];
         let mut keys = own.clone();
@@ -285,4 +290,45 @@ fn stacked(k: &Tensor, v: &Tensor) -> Result<Tensor> {
 fn unstacked(x: &Tensor) -> Result<[Tensor; 2]> {
     let (all, half) = (x.shape()[0], x.shape()[0] / 2);
     Ok([x.slice(0, 0..half)?, x.slice(0, half..all)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad_runtime::{DType, Device};
+
+    use super::*;
+
+    /// Merged results for disjoint sets of keys are the result for all of them. Results that are added
+    /// without rescaling are not.
+    #[test]
+    fn merged_results_are_that_of_all_keys() {
+        let device = Device::cpu();
+        let draw = |salt: usize, heads: usize| {
+            let value = |at: usize| ((at * 7 + salt * 31) as f64 * 0.37).sin() * 2.0;
+            let values: Vec<f64> = (0..2 * 6 * heads * 3).map(value).collect();
+            Tensor::from_slice(&device, &[2, 6, heads, 3], &values).unwrap()
+        };
+        let (q, k, v) = (draw(0, 4), draw(1, 2), draw(2, 2));
+        let over = |keys: Range<usize>| {
+            let [k, v] = [&k, &v].map(|x| x.slice(1, keys.clone()).unwrap());
+            ops::attention(&q, &k, &v, &AttentionMask::default(), 0.7).unwrap()
+        };
+        let difference = |a: &Tensor, b: &Tensor| {
+            let [a, b] = [a, b].map(|x| x.to_vec::<f64>().unwrap());
+            a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+        };
+        let (out, lse) = over(0..6);
+        let (first, of_first) = over(0..1);
+        let mut merged = Merged::new(&first, of_first).unwrap();
+        let mut added = first;
+        for keys in [1..4, 4..6, 6..6] {
+            let (out, lse) = over(keys);
+            merged.add(&out, &lse).unwrap();
+            added = ops::add(&added, &out).unwrap();
+        }
+        assert_eq!(merged.out.dtype(), DType::F64);
+        assert!(difference(&merged.out, &out) < 1e-14);
+        assert!(difference(&merged.lse, &lse) < 1e-14);
+        assert!(difference(&added, &out) > 0.1);
+    }
 }

@@ -106,8 +106,8 @@ fn ranks_divide_the_rows_of_one() {
 #[test]
 fn a_run_on_ranks_packs_as_a_single_rank() {
     let place = tempfile::tempdir().unwrap();
-    let run = |name: &str, ranks: usize| {
-        let config = config(&place, &[]);
+    let run = |name: &str, ranks: usize, sets: &[&str]| {
+        let config = config(&place, sets);
         let folder = place.path().join(name);
         Local::run(ranks, |rank| {
             qwen3::train(Session::new(&config, rank.device()).on(rank).run_dir(&folder))
@@ -115,9 +115,13 @@ fn a_run_on_ranks_packs_as_a_single_rank() {
         .unwrap();
         metrics::read(&folder.join("metrics.jsonl")).unwrap()
     };
-    let one = run("one", 1);
+    let one = run("one", 1, &[]);
     let close = |a: f64, b: f64| (a - b).abs() < 1e-4 * b.abs();
-    for (record, other) in one.iter().zip(run("three", 3)) {
+    let ring = ["parallel.cp_shard=2", "parallel.sp=2", "parallel.attention='ring'"];
+    let others =
+        [run("three", 3, &[]), run("gather", 3, &["parallel.cp_shard=3"]), run("ring", 4, &ring)];
+    let pairs = others.iter().flat_map(|other| one.iter().zip(other));
+    for (record, other) in pairs {
         assert!(close(record.loss, other.loss), "{} {}", record.loss, other.loss);
         let [padding, trained] = ["padding", "trained_tokens"].map(|key| &record.extra[key]);
         assert_eq!([padding, trained], ["padding", "trained_tokens"].map(|key| &other.extra[key]));

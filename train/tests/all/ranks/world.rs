@@ -178,7 +178,7 @@ pub(crate) fn meshes(has_experts: bool) -> impl Iterator<Item = &'static On> {
     MESHES.iter().chain(of_experts)
 }
 
-/// A text, and a folder for runs.
+/// A text of one document or several, and a folder for runs.
 pub(crate) struct Place {
     folder: tempfile::TempDir,
     model: &'static str,
@@ -186,18 +186,23 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn moe() -> Place {
-        Place::new(MOE)
+        Place::new(MOE, 300)
     }
 
     pub(crate) fn dense() -> Place {
-        Place::new(DENSE)
+        Place::new(DENSE, 3)
     }
 
-    fn new(model: &'static str) -> Place {
+    /// With a text whose documents have this many lines.
+    fn new(model: &'static str, lines: usize) -> Place {
         let folder = tempfile::tempdir().unwrap();
         let line = |at: usize| format!("line {at}: {} and {}\n", at * at % 97, at * 31 % 89);
-        let text: String = (0..300).map(line).collect();
-        fs::write(folder.path().join("text.txt"), text).unwrap();
+        let all: Vec<String> = (0..300).map(line).collect();
+        fs::create_dir(folder.path().join("text")).unwrap();
+        for (number, document) in all.chunks(lines).enumerate() {
+            let path = folder.path().join(format!("text/{number:03}.txt"));
+            fs::write(path, document.concat()).unwrap();
+        }
         Place { folder, model }
     }
 
@@ -206,7 +211,7 @@ impl Place {
     }
 
     pub(crate) fn config(&self, on: &On, more: &[&str]) -> Config {
-        let text = self.path("text.txt");
+        let text = self.path("text");
         let run = RUN.replace("TEXT", text.to_str().unwrap());
         let sets = on.sets.iter().chain(more);
         let sets: Vec<_> = sets.map(|set| set.parse().unwrap()).collect();
