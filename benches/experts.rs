@@ -15,9 +15,8 @@ mod learner;
 mod tiny;
 
 use std::hint::black_box;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use clap::Parser;
 use learner::Learner;
@@ -30,8 +29,8 @@ use meshgrad::models::moe::{AllToAll, Dispatch, Dispatcher, ExpertPeers, RoutedT
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops::expert_order;
 use meshgrad_harness::{
-    Contestant, Inbox, Options, Peer, PeerOptions, Ranks, Spread, Step, Turn, TurnOptions, finish,
-    loss_difference, seconds,
+    Contestant, Inbox, Options, OtherRanks, Peer, PeerOptions, Ranks, Spread, Step, Turn,
+    TurnOptions, finish, loss_difference, seconds,
 };
 use serde_json::{Value, json};
 use tiny::{CONFIG, Stream, TOKENS};
@@ -238,34 +237,11 @@ fn own_process(rank: usize, pass: Pass, meeting: &Path) -> anyhow::Result<Comman
     Ok(command)
 }
 
-/// A rank over TCP: serves turns, one per line, like the programs of benches/torch. Rank 0 starts the
-/// other one, passes on what it is asked, and answers.
+/// A rank over TCP.
 fn process(rank: usize, pass: Pass, meeting: &Path) -> anyhow::Result<()> {
-    let is_first = rank == 0;
-    let mut other = own_process(1, pass, meeting)?;
-    let other = is_first.then(|| other.stdin(Stdio::piped()).spawn());
-    let mut other = other.transpose()?;
+    let others = OtherRanks::start(rank, vec![own_process(1, pass, meeting)?])?;
     let world = Tcp::through_file(rank, RANKS, meeting).threads(1).join()?;
-    let mut take = travel(&world, pass)?;
-    if is_first {
-        println!("{}", json!({"versions": null}));
-    }
-    for line in std::io::stdin().lines() {
-        let line = line?;
-        if let Some(requests) = other.as_mut().and_then(|other| other.stdin.as_mut()) {
-            writeln!(requests, "{line}")?;
-        }
-        let steps = take(serde_json::from_str(&line)?)?;
-        if is_first {
-            let loss: Vec<f64> = steps.iter().map(|step| step.loss).collect();
-            let seconds: Vec<f64> = steps.iter().map(|step| step.seconds).collect();
-            println!("{}", json!({"loss": loss, "seconds": seconds}));
-        }
-    }
-    if let Some(mut other) = other {
-        other.wait()?;
-    }
-    Ok(())
+    others.serve(travel(&world, pass)?)
 }
 
 fn trained(arguments: &Arguments, folder: &Path) -> anyhow::Result<Vec<Contestant>> {

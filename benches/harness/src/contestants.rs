@@ -1,5 +1,7 @@
 //! Contestants that train in turns: programs in Python, and ranks that are threads of this process.
 
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -171,6 +173,54 @@ fn steps_of(answer: &Value) -> Vec<Step> {
     let pairs = losses.into_iter().zip(seconds);
     let step = |(loss, seconds)| Step { loss, seconds, waited: 0.0 };
     pairs.map(step).collect()
+}
+
+/// The other processes of a contestant whose ranks are processes, as the first one has them.
+pub struct OtherRanks(Option<Vec<Child>>);
+
+impl OtherRanks {
+    /// Starts `commands`, if this process is the first rank.
+    ///
+    /// # Errors
+    /// When one cannot be started.
+    pub fn start(rank: usize, commands: Vec<Command>) -> anyhow::Result<OtherRanks> {
+        let mut started = Vec::new();
+        for mut command in commands.into_iter().filter(|_| rank == 0) {
+            started.push(command.stdin(Stdio::piped()).spawn()?);
+        }
+        Ok(OtherRanks((rank == 0).then_some(started)))
+    }
+
+    /// Calls `take` for each turn, one per line, like the programs of benches/torch. The first rank
+    /// passes on what it is asked, and answers.
+    ///
+    /// # Errors
+    /// The first of `take`; when another rank has ended.
+    pub fn serve(
+        mut self,
+        mut take: impl FnMut(Turn) -> anyhow::Result<Vec<Step>>,
+    ) -> anyhow::Result<()> {
+        if self.0.is_some() {
+            println!("{}", json!({"versions": null}));
+        }
+        for line in std::io::stdin().lines() {
+            let line = line?;
+            for other in self.0.iter_mut().flatten() {
+                writeln!(other.stdin.as_mut().context("a rank has ended")?, "{line}")?;
+            }
+            let steps = take(serde_json::from_str(&line)?)?;
+            if self.0.is_some() {
+                let loss: Vec<f64> = steps.iter().map(|step| step.loss).collect();
+                let seconds: Vec<f64> = steps.iter().map(|step| step.seconds).collect();
+                println!("{}", json!({"loss": loss, "seconds": seconds}));
+            }
+        }
+        for mut other in self.0.into_iter().flatten() {
+            drop(other.stdin.take());
+            other.wait()?;
+        }
+        Ok(())
+    }
 }
 
 /// Threads that train as the ranks of one contestant, and wait for turns.

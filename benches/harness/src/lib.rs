@@ -11,7 +11,9 @@ mod peer;
 mod report;
 mod spread;
 
-pub use contestants::{Contestant, Inbox, Ranks, Step, Turn, TurnOptions, loss_difference};
+pub use contestants::{
+    Contestant, Inbox, OtherRanks, Ranks, Step, Turn, TurnOptions, loss_difference,
+};
 pub use files::{PAGE, drop_pages, map_new, map_touched, open_direct};
 pub use machine::{Machine, proc_bytes, proc_field};
 pub use peer::{Peer, PeerOptions, numbers, scripts};
