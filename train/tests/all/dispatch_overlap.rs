@@ -20,7 +20,7 @@ use crate::matrix::{batch, divided};
 use crate::small::{self, Axes};
 
 const RANKS: usize = 3;
-const PER_FLOP: Duration = Duration::from_nanos(2);
+pub(crate) const PER_FLOP: Duration = Duration::from_nanos(2);
 const LINK: Link = Link { latency_ns: 1_000, ns_per_mib: 40_000_000 };
 const LINKS: LinkCosts = LinkCosts { launch_ns: 1_000, within: LINK, across: LINK };
 
@@ -36,7 +36,7 @@ const BLOCK: &str = r#"
     moe_intermediate_size = 8
 "#;
 
-fn local(ranks: usize) -> Local {
+pub(crate) fn local(ranks: usize) -> Local {
     Local::new(ranks).threads(1).links(LINKS, Hosts::Uniform(ranks)).simulated(1)
 }
 

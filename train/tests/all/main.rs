@@ -20,6 +20,7 @@ mod parquet;
 mod pipeline;
 mod ranks;
 mod resume;
+mod ring_overlap;
 mod sampling;
 mod sleep;
 mod slots;

@@ -10,6 +10,7 @@ mod parts;
 mod random;
 mod redistribution;
 mod ring;
+mod ring_memory;
 mod rows;
 mod simulated;
 mod tcp;

@@ -106,10 +106,10 @@ fn expected([q, k, v, dout]: &[Plain; 4]) -> [Plain; 4] {
     [out, dq, dk, dv]
 }
 
-/// The tokens of each rank.
-fn tokens(ranks: usize, placement: &Placement) -> Vec<Vec<Range<usize>>> {
+/// Those of `count` tokens that each rank has.
+pub(crate) fn tokens(ranks: usize, count: usize, placement: &Placement) -> Vec<Vec<Range<usize>>> {
     let mesh = Mesh::new(&[ranks], &["cp"]).unwrap();
-    let sharding = Sharding::new(&mesh, [("cp", placement.clone())], &[TOKENS]).unwrap();
+    let sharding = Sharding::new(&mesh, [("cp", placement.clone())], &[count]).unwrap();
     let of_rank = |rank| {
         let region = sharding.region(rank).unwrap();
         let ranges = region.dims()[0].ranges().iter();
@@ -119,7 +119,7 @@ fn tokens(ranks: usize, placement: &Placement) -> Vec<Vec<Range<usize>>> {
 }
 
 /// The ring of a rank under a causal mask.
-fn ring(tokens: &[Vec<Range<usize>>], own: usize) -> Ring {
+pub(crate) fn ring(tokens: &[Vec<Range<usize>>], own: usize) -> Ring {
     let ranks = tokens.len();
     let length = |ranges: &[Range<usize>]| ranges.iter().map(Range::len).sum::<usize>();
     let hop = |distance: usize| {
@@ -202,7 +202,7 @@ const SHAPES: [fn() -> Placement; 2] = [|| Placement::head_and_tail(0), || Place
 fn a_ring_has_the_attention_of_the_whole_sequence() {
     for (seed, of_tokens) in SHAPES.iter().enumerate() {
         for ranks in 1..=5 {
-            let tokens = tokens(ranks, &of_tokens());
+            let tokens = tokens(ranks, TOKENS, &of_tokens());
             let [plain, checkpointed] = [false, true].map(|checkpointed| {
                 let how = (checkpointed, Fault::None);
                 on_ranks(seed as u64, &tokens, how, |_| ()).unwrap()
@@ -216,7 +216,7 @@ fn a_ring_has_the_attention_of_the_whole_sequence() {
 
 #[test]
 fn planted_faults_are_found() {
-    let tokens = tokens(4, &Placement::head_and_tail(0));
+    let tokens = tokens(4, TOKENS, &Placement::head_and_tail(0));
     for fault in Fault::ALL {
         let outcomes = on_ranks(1, &tokens, (false, fault), |_| ());
         assert!(outcomes.is_err() || !holds(1, &tokens, &outcomes.unwrap()), "{fault:?}");
@@ -237,7 +237,7 @@ fn planted_faults_are_found() {
 
 #[test]
 fn a_ring_that_does_not_fit_is_an_error() {
-    let tokens = tokens(2, &Placement::head_and_tail(0));
+    let tokens = tokens(2, TOKENS, &Placement::head_and_tail(0));
     let changes: [(Change, &str); 4] = [
         (|ring| ring.keys.reverse(), "are not those of 2 members"),
         (|ring| ring.hops[1].0 = 2, "in a group of 2; the first must be 0"),
