@@ -6,9 +6,10 @@
 use std::iter::repeat_n;
 
 use meshgrad_autograd::{Operand, Result, ops};
-use meshgrad_collectives::redistribute;
 use meshgrad_error::ensure;
 use meshgrad_runtime::{DType, Tensor};
+
+use crate::ends::sharded_like;
 
 /// The former place of the token at each place of a row, for [`TokenBatch::places`]. Of the 2 `ranks`
 /// equal chunks of the row, chunk c gets the c-th part of each document; parts of a document differ by
@@ -78,13 +79,7 @@ fn like(index_bt: &Tensor, x: &Tensor) -> Result<Tensor> {
     for dim in 2..shape.len() {
         index = index.unsqueeze(dim)?;
     }
-    let index = index.broadcast_to(&shape)?;
-    let Some(sharding) = x.sharding() else {
-        return Ok(index);
-    };
-    let mut placements = sharding.placements();
-    placements.retain(|(_, placement)| placement.dim().is_some_and(|dim| dim >= 2));
-    redistribute(&index, placements)
+    sharded_like(&index.broadcast_to(&shape)?, x, 2..)
 }
 
 #[cfg(test)]

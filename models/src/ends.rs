@@ -2,6 +2,8 @@
 //!
 //! Legend: b batch, t tokens per sequence, d hidden size, v vocabulary.
 
+use std::ops::RangeBounds;
+
 use meshgrad_autograd::{Module, Param, Result, Seam, Var, ops};
 use meshgrad_collectives::redistribute;
 use meshgrad_runtime::{DType, Tensor};
@@ -76,20 +78,24 @@ impl Head {
     /// When shapes do not match or a label is out of range.
     pub fn cross_entropy(&self, x: &Residual, labels_bt: &Tensor) -> Result<(Var, Tensor)> {
         let hidden = self.hidden(x)?;
-        let labels_bt = sharded_like(labels_bt, hidden.value())?;
+        let labels_bt = sharded_like(labels_bt, hidden.value(), ..2)?;
         let weight = self.weight.var_as(hidden.dtype())?;
         ops::linear_cross_entropy(&hidden, &weight, &labels_bt, IGNORE_INDEX)
     }
 }
 
-/// `x` [b, t, ..] with the shards that `other` [b, t, ..] has along b and t. Of a replicated `x`
-/// this is a slice, which sends nothing.
-pub(crate) fn sharded_like(x: &Tensor, other: &Tensor) -> Result<Tensor> {
+/// `x` with the shards that `other` has along `dims`. Of a replicated `x` this is a slice, which sends
+/// nothing.
+pub(crate) fn sharded_like(
+    x: &Tensor,
+    other: &Tensor,
+    dims: impl RangeBounds<usize>,
+) -> Result<Tensor> {
     let Some(sharding) = other.sharding() else {
         return Ok(x.clone());
     };
     let mut placements = sharding.placements();
-    placements.retain(|(_, placement)| placement.dim().is_some_and(|dim| dim < 2));
+    placements.retain(|(_, placement)| placement.dim().is_some_and(|dim| dims.contains(&dim)));
     match placements.is_empty() {
         true => Ok(x.clone()),
         false => redistribute(x, placements),

@@ -353,7 +353,7 @@ impl Qwen3 {
             return Ok(positions);
         };
         let positions_bt = positions_bt.broadcast_to(&documents_bt.global_shape())?;
-        let positions_bt = sharded_like(&positions_bt, documents_bt)?;
+        let positions_bt = sharded_like(&positions_bt, documents_bt, ..2)?;
         let words = ops::token_words(documents_bt, &positions_bt)?;
         layer.self_attn.in_documents(positions, &words, batch.places.as_ref())
     }
@@ -369,7 +369,7 @@ impl Qwen3 {
         let [b, t] = [0, 1].map(|dim| ids_bt.global_shape()[dim]);
         let of_rows = |table: Tensor| {
             let shape = [b, t, table.global_extent(-1)?];
-            sharded_like(&table.broadcast_to(&shape)?, ids_bt)
+            sharded_like(&table.broadcast_to(&shape)?, ids_bt, ..2)
         };
         let (cos, sin) = (of_rows(cos)?, of_rows(sin)?);
         Ok(Positions { cos, sin, sequences, words: None, order: None, rings: Rings::default() })
@@ -386,10 +386,12 @@ impl Qwen3 {
     }
 }
 
-/// The positions of the tokens of a row that starts at position `first`, i64 [1, t].
+/// The positions of the tokens of a row that starts at position `first`, i64 [1, t], with the shards
+/// of `ids_bt` along t.
 fn places(ids_bt: &Tensor, first: usize) -> Result<Tensor> {
     let end = first + ids_bt.global_extent(-1)?;
-    ops::arange(ids_bt.device(), end, DType::I64)?.slice(0, first..end)?.unsqueeze(0)
+    let whole = ops::arange(ids_bt.device(), end, DType::I64)?.slice(0, first..end)?;
+    sharded_like(&whole.unsqueeze(0)?, ids_bt, 1..2)
 }
 
 impl Model for Qwen3 {

@@ -1,5 +1,7 @@
-//! Attention over a ring of ranks is that of plain loops over the whole sequence, with its gradients.
+//! Attention over a ring of ranks is that of plain loops over the whole sequence, and that of torch's ring,
+//! with its gradients. `scripts/prove/ring-golden` describes and writes the fixtures.
 
+use std::fs;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,6 +12,8 @@ use meshgrad_comm::{Local, Rank, Result, TracedRank};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::ops::AttentionMask;
 use meshgrad_runtime::{Device, Tensor};
+
+use serde_json::Value;
 
 use crate::random::Random;
 
@@ -23,6 +27,7 @@ const SCALE: f64 = 0.7;
 /// [batch, tokens, heads, features] in f64.
 #[derive(Clone, Debug, PartialEq)]
 struct Plain {
+    tokens: usize,
     heads: usize,
     values: Vec<f64>,
 }
@@ -33,17 +38,17 @@ fn operands(seed: u64) -> [Plain; 4] {
     [HEADS, KV_HEADS, KV_HEADS, HEADS].map(|heads| {
         let count = BATCH * TOKENS * heads * FEATURES;
         let values = (0..count).map(|_| random.below(4001) as f64 / 1000.0 - 2.0).collect();
-        Plain { heads, values }
+        Plain { tokens: TOKENS, heads, values }
     })
 }
 
 impl Plain {
     fn zeros(heads: usize) -> Plain {
-        Plain { heads, values: vec![0.0; BATCH * TOKENS * heads * FEATURES] }
+        Plain { tokens: TOKENS, heads, values: vec![0.0; BATCH * TOKENS * heads * FEATURES] }
     }
 
     fn row(&self, batch: usize, token: usize, head: usize) -> Range<usize> {
-        let start = ((batch * TOKENS + token) * self.heads + head) * FEATURES;
+        let start = ((batch * self.tokens + token) * self.heads + head) * FEATURES;
         start..start + FEATURES
     }
 
@@ -148,12 +153,11 @@ type Change = fn(&mut Ring);
 type Outcome = (Vec<Vec<f64>>, u64);
 
 fn on_ranks(
-    seed: u64,
+    operands: &[Plain; 4],
     tokens: &[Vec<Range<usize>>],
     (checkpointed, fault): (bool, Fault),
     change: impl Fn(&mut Ring) + Sync,
 ) -> std::result::Result<Vec<Outcome>, String> {
-    let operands = operands(seed);
     let local = Local::new(tokens.len()).deadline(std::time::Duration::from_secs(1));
     let outcomes = local.launch(|rank| {
         let rank = RewiredRank::faulty(rank, fault);
@@ -185,29 +189,38 @@ fn on_ranks(
 }
 
 /// Whether all ranks have their parts of the expected results.
-fn holds(seed: u64, tokens: &[Vec<Range<usize>>], outcomes: &[Outcome]) -> bool {
-    let expected = expected(&operands(seed));
+fn holds(
+    expected: &[Plain; 4],
+    tokens: &[Vec<Range<usize>>],
+    outcomes: &[Outcome],
+    tolerance: f64,
+) -> bool {
     outcomes.iter().zip(tokens).all(|((actual, _), tokens)| {
-        actual.iter().zip(&expected).all(|(actual, expected)| {
+        actual.iter().zip(expected).all(|(actual, expected)| {
             let part = expected.part(&Device::cpu(), tokens).unwrap().to_vec::<f64>().unwrap();
-            let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-12;
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() < tolerance;
             actual.len() == part.len() && actual.iter().zip(&part).all(near)
         })
     })
 }
 
+/// The rounding of f64.
+const EXACT: f64 = 1e-12;
+
 const SHAPES: [fn() -> Placement; 2] = [|| Placement::head_and_tail(0), || Placement::shard(0)];
 
 #[test]
 fn a_ring_has_the_attention_of_the_whole_sequence() {
-    for (seed, of_tokens) in SHAPES.iter().enumerate() {
+    for (seed, of_tokens) in (0..).zip(SHAPES) {
+        let operands = operands(seed);
+        let expected = expected(&operands);
         for ranks in 1..=5 {
             let tokens = tokens(ranks, TOKENS, &of_tokens());
             let [plain, checkpointed] = [false, true].map(|checkpointed| {
                 let how = (checkpointed, Fault::None);
-                on_ranks(seed as u64, &tokens, how, |_| ()).unwrap()
+                on_ranks(&operands, &tokens, how, |_| ()).unwrap()
             });
-            assert!(holds(seed as u64, &tokens, &plain), "{ranks} ranks of {tokens:?}");
+            assert!(holds(&expected, &tokens, &plain, EXACT), "{ranks} ranks of {tokens:?}");
             // Recomputing runs no second ring.
             assert_eq!(plain, checkpointed);
         }
@@ -217,9 +230,14 @@ fn a_ring_has_the_attention_of_the_whole_sequence() {
 #[test]
 fn planted_faults_are_found() {
     let tokens = tokens(4, TOKENS, &Placement::head_and_tail(0));
+    let operands = operands(1);
+    let expected = expected(&operands);
+    let finds = |fault, change: Change| match on_ranks(&operands, &tokens, (false, fault), change) {
+        Ok(outcomes) => !holds(&expected, &tokens, &outcomes, EXACT),
+        Err(_) => true,
+    };
     for fault in Fault::ALL {
-        let outcomes = on_ranks(1, &tokens, (false, fault), |_| ());
-        assert!(outcomes.is_err() || !holds(1, &tokens, &outcomes.unwrap()), "{fault:?}");
+        assert!(finds(fault, |_| ()), "{fault:?}");
     }
     let changes: [Change; 3] = [
         // The keys of the first exchange are used again in the second.
@@ -230,8 +248,7 @@ fn planted_faults_are_found() {
         |ring| ring.hops[0].1[0].mask = AttentionMask::default(),
     ];
     for (number, change) in changes.into_iter().enumerate() {
-        let outcomes = on_ranks(1, &tokens, (false, Fault::None), change);
-        assert!(outcomes.is_err() || !holds(1, &tokens, &outcomes.unwrap()), "change {number}");
+        assert!(finds(Fault::None, change), "change {number}");
     }
 }
 
@@ -248,7 +265,32 @@ fn a_ring_that_does_not_fit_is_an_error() {
         ),
     ];
     for (change, problem) in changes {
-        let error = on_ranks(1, &tokens, (false, Fault::None), change).unwrap_err();
+        let error = on_ranks(&operands(1), &tokens, (false, Fault::None), change).unwrap_err();
         assert!(error.contains(problem), "{error}");
+    }
+}
+
+/// Results and gradients of torch's ring, which merges in f32.
+#[test]
+fn a_ring_has_the_attention_of_torch() {
+    for ranks in [3, 4] {
+        let path = format!("{}/tests/fixtures/ring-{ranks}.json", env!("CARGO_MANIFEST_DIR"));
+        let fixture: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        let size = |name: &str| fixture[name].as_u64().unwrap() as usize;
+        assert_eq!((size("features"), fixture["scale"].as_f64()), (FEATURES, Some(SCALE)));
+        let of = |name: &str| {
+            let values = fixture[name].as_array().unwrap().iter();
+            let values = values.map(|value| value.as_f64().unwrap()).collect();
+            Plain { tokens: size("tokens"), heads: size("heads"), values }
+        };
+        let operands = ["q", "k", "v", "dout"].map(of);
+        let expected = ["out", "dq", "dk", "dv"].map(of);
+        let tokens = tokens(ranks, size("tokens"), &Placement::head_and_tail(0));
+        let of_change = |change: Change| {
+            let outcomes = on_ranks(&operands, &tokens, (false, Fault::None), change).unwrap();
+            holds(&expected, &tokens, &outcomes, 2e-6)
+        };
+        assert!(of_change(|_| ()), "{ranks} ranks");
+        assert!(!of_change(|ring| ring.hops[0].1[0].mask = AttentionMask::default()));
     }
 }

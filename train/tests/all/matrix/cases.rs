@@ -205,6 +205,13 @@ impl Case {
         matches!(self.schedule, Named::Zbv | Named::DualPipeV)
     }
 
+    /// Whether ranks of a stage have different tokens, whose experts are counted.
+    pub(crate) fn counts_tokens(&self) -> bool {
+        let config = small::config(self.model);
+        let divides = |(name, ranks): &(&str, usize)| !["pp", "tp"].contains(name) && *ranks > 1;
+        self.mesh.iter().any(divides) && config.num_experts > config.num_experts_per_tok
+    }
+
     /// The ranks of the pipeline with copies of a tied table.
     pub(crate) fn tied(&self) -> Vec<usize> {
         match self.is_tied() && !self.is_v() {

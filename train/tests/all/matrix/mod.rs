@@ -277,7 +277,8 @@ pub(crate) fn on(
 ) -> std::result::Result<(Outcome, Vec<Log>), String> {
     let all = case.mesh();
     let ran = local.launch(|rank| {
-        let connector = PlantedConnector { fault, connector: rank.connector() };
+        let experts = small::config(case.model).num_experts;
+        let connector = PlantedConnector { fault, experts, connector: rank.connector() };
         let faulty = RewiredRank::new(rank, Arc::new(connector));
         let cut = Cut::new(&all, "pp", rank.rank(), case.schedule, case.sizes)?;
         Redistributor::new(&faulty).run_on(&cut.stage_mesh()?, || {
@@ -327,6 +328,7 @@ fn planted_faults_are_found() {
             let applies = match fault {
                 Planted::OtherMicrobatch => !case.is_v(),
                 Planted::TiedTwice => !case.tied().is_empty(),
+                Planted::OwnCounts => case.counts_tokens(),
                 _ => true,
             };
             if !applies {

@@ -18,25 +18,31 @@ pub(crate) enum Planted {
     StaleActivation,
     /// The gradients of a tied table are added twice.
     TiedTwice,
+    /// The tokens per expert are those of the own rows only.
+    OwnCounts,
 }
 
 impl Planted {
-    pub(crate) const FAULTS: [Planted; 4] = [
+    pub(crate) const FAULTS: [Planted; 5] = [
         Planted::OtherMicrobatch,
         Planted::DroppedGradient,
         Planted::StaleActivation,
         Planted::TiedTwice,
+        Planted::OwnCounts,
     ];
 }
 
 /// Connects groups with a fault in what they carry.
 pub(crate) struct PlantedConnector {
     pub(crate) fault: Planted,
+    /// Of a sparse layer.
+    pub(crate) experts: usize,
     pub(crate) connector: Arc<dyn GroupConnector>,
 }
 
 struct Faulty {
     fault: Planted,
+    experts: usize,
     /// What was sent first.
     first: Mutex<Option<Tensor>>,
     inner: Arc<dyn Communicator>,
@@ -50,10 +56,14 @@ impl GroupConnector for PlantedConnector {
             Planted::DroppedGradient => group.channel() == Channel::Backward,
             Planted::StaleActivation => group.channel() == Channel::Forward,
             Planted::TiedTwice => name == "home",
+            Planted::OwnCounts => group.channel() == Channel::Main,
             Planted::Nothing | Planted::OtherMicrobatch => false,
         };
         Ok(match applies {
-            true => Arc::new(Faulty { fault: self.fault, first: Mutex::default(), inner }),
+            true => {
+                let (fault, experts) = (self.fault, self.experts);
+                Arc::new(Faulty { fault, experts, first: Mutex::default(), inner })
+            }
             false => inner,
         })
     }
@@ -84,6 +94,14 @@ impl Communicator for Faulty {
                 _ => Ok(started),
             };
         };
+        if self.fault == Planted::OwnCounts {
+            operands.input = Some(input.clone());
+            let started = self.inner.start(call, operands)?;
+            return match input.shape()[..] == [1 + self.experts] {
+                true => own_counts(&input, started),
+                false => Ok(started),
+            };
+        }
         let mut first = self.first.lock().unwrap();
         operands.input = Some(match (self.fault, &*first) {
             (Planted::DroppedGradient, Some(_)) => input.clone(),
@@ -97,6 +115,16 @@ impl Communicator for Faulty {
         drop(first);
         self.inner.start(call, operands)
     }
+}
+
+/// The weight of a loss, summed over ranks, and the counts of `own`.
+fn own_counts(own: &Tensor, started: Pending<Option<Tensor>>) -> Result<Pending<Option<Tensor>>> {
+    let sum = started.wait()?;
+    if let Some(sum) = &sum {
+        let counts = |x: &Tensor| x.local().slice(0, 1..own.shape()[0]);
+        ops::copy_into(&counts(own)?, &counts(sum)?)?;
+    }
+    Ok(Pending::by_host(move || Ok(sum)))
 }
 
 /// What was reduced in place, added twice.

@@ -62,7 +62,7 @@ impl Fixture {
     fn on_ranks(&self, fault: Planted) -> std::result::Result<(Values, Vec<Vec<String>>), String> {
         let mesh = Mesh::new(&[self.orders.len()], &["pp"]).unwrap();
         let ran = Local::run(self.orders.len(), |rank| {
-            let connector = PlantedConnector { fault, connector: rank.connector() };
+            let connector = PlantedConnector { fault, experts: 0, connector: rank.connector() };
             let rank = RewiredRank::new(rank, Arc::new(connector));
             let cut = Cut::new(&mesh, "pp", rank.rank(), self.schedule, &self.sizes)?;
             Redistributor::new(&rank).run_on(&cut.stage_mesh()?, || step(&rank, &mesh, &cut))
