@@ -59,7 +59,7 @@ const EXPERTS: &str = r#"
 "#;
 
 /// Positions beyond the original context; biases in attention.
-const YARN: &str = r#"
+pub(crate) const YARN: &str = r#"
     model_type = "qwen3"
     vocab_size = 96
     hidden_size = 32

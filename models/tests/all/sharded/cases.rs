@@ -8,6 +8,7 @@ use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::moe::Dispatch::{self, AllGather, AllToAll};
 use meshgrad_models::{Balance, Balancing, Compute, ModelParallelism};
 
+use crate::laws::YARN;
 use crate::small::{self, ALL_EXPERTS, Axes, BALANCING, DENSE, EIGHT_EXPERTS, EXPERTS, TIED};
 
 /// A model on a mesh.
@@ -278,7 +279,8 @@ const FIVE_HEADS: &str = r#"
     initializer_range = 0.2
 "#;
 
-const MODELS: [(&str, &str); 7] = [
+const MODELS: [(&str, &str); 8] = [
+    ("yarn", YARN),
     ("dense", DENSE),
     ("five heads", FIVE_HEADS),
     ("tied", TIED),
@@ -374,6 +376,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(EXPERTS, DP_CP).ring().balance(Sequence),
     Case::new(TIED, CP3).ring(),
     Case::new(TIED, &[("cp", 4)]).ring().checkpointed(),
+    Case::new(YARN, CP2),
     // Rows of several documents.
     Case::new(DENSE, DP2).documents(),
     Case::new(TIED, TP2).sequence().documents(),
@@ -385,6 +388,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(TIED, CP_TP).sequence().documents().checkpointed().tokens(8),
     Case::new(TIED, DP_CP).ring().documents().checkpointed().tokens(8),
     Case::new(DENSE, CP_SP).documents().tokens(18),
+    Case::new(YARN, CP_SP).ring().documents().tokens(12),
     Case::new(DENSE, CP_SP).ring().documents().bf16().tokens(12),
     // Merged with rows, shards of shards must be equal.
     Case::new(EXPERTS, CP_TP).ring().sequence().sharded_experts().tokens(8),

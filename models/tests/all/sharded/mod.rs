@@ -1,5 +1,6 @@
 //! Qwen3 on the ranks of a mesh has the loss and the gradients of one rank.
 
+mod bits;
 mod cases;
 mod decoding;
 mod flips;
