@@ -62,6 +62,7 @@ pub mod split;
 pub mod stop;
 mod sums;
 pub mod tensorboard;
+mod texts;
 pub mod tokenizer;
 pub mod tokens;
 pub mod trainer;
