@@ -20,11 +20,11 @@ use crate::ends::sharded_like;
 /// Within each range of the row that one rank has, tokens stay in their order.
 ///
 /// `documents` has the document of each token of the row, and a length that 2 `ranks` divides; otherwise
-/// chunks are not equal.
+/// chunks are not equal. One rank, or none, has the row as it is.
 ///
 /// [`TokenBatch::places`]: crate::TokenBatch::places
 pub fn by_document(documents: &[i64], ranks: usize) -> Vec<usize> {
-    let chunks = 2 * ranks;
+    let (ranks, chunks) = (ranks.max(1), 2 * ranks.max(1));
     // The chunks in the middle of the row are one range, since one rank has both.
     let range_of = |chunk: usize| if chunk < ranks { chunk } else { chunk - 1 };
     let mut ranges = Vec::with_capacity(documents.len());
@@ -106,7 +106,9 @@ mod tests {
         let lengths = [4, 1, 2, 1];
         let order = by_document(&documents(&tokens(&lengths)), 2);
         assert_eq!(order, [0, 4, 1, 2, 5, 6, 3, 7]);
-        assert_eq!(by_document(&[0; 6], 1), [0, 1, 2, 3, 4, 5]);
+        for ranks in [0, 1] {
+            assert_eq!(by_document(&[0, 0, 0, 1, 1, 1], ranks), [0, 1, 2, 3, 4, 5]);
+        }
         assert_eq!(by_document(&[], 3), [0; 0]);
     }
 

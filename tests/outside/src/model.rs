@@ -71,14 +71,27 @@ impl Bigram {
     }
 }
 
-/// Cross-entropy with labels smoothed over the vocabulary (Szegedy et al. 2016), summed.
-fn smoothed_cross_entropy(logits_btv: &Var, labels_bt: &Tensor, smoothing: f64) -> Result<Var> {
+/// Cross-entropy with labels smoothed over the vocabulary (Szegedy et al. 2016), summed over the labels
+/// that are not [`IGNORE_INDEX`], and their number.
+fn smoothed_cross_entropy(
+    logits_btv: &Var,
+    labels_bt: &Tensor,
+    smoothing: f64,
+) -> Result<(Var, Tensor)> {
+    let of = |number: f32| Tensor::scalar(labels_bt.device(), number);
+    let number_bt = ops::cast(labels_bt, DType::F32)?;
+    let is_ignored_bt = ops::eq(&number_bt, &of(IGNORE_INDEX as f32)?)?;
+    let counts_bt = ops::where_(&is_ignored_bt, &of(0.0)?, &of(1.0)?)?;
+    let label_bt = ops::cast(&ops::mul(&number_bt, &counts_bt)?, DType::I64)?;
+
     let log_p_btv = ops::log_softmax(logits_btv)?;
-    let of_label = ops::gather(&log_p_btv, -1, &labels_bt.unsqueeze(2)?)?;
-    let of_label = ops::sum(&of_label, &[0, 1, 2])?;
-    let of_all = ops::sum(&ops::mean(&log_p_btv, &[-1])?, &[0, 1])?;
-    let of_label = ops::affine(&of_label, smoothing - 1.0, 0.0)?;
-    &of_label - &ops::affine(&of_all, smoothing, 0.0)?
+    let of_label_bt1 = ops::gather(&log_p_btv, -1, &label_bt.unsqueeze(2)?)?;
+    let of_label_bt = ops::sum(&of_label_bt1, &[2])?;
+    let of_all_bt = ops::mean(&log_p_btv, &[-1])?;
+    let of_label_bt = ops::affine(&of_label_bt, smoothing - 1.0, 0.0)?;
+    let loss_bt = (&of_label_bt - &ops::affine(&of_all_bt, smoothing, 0.0)?)?;
+    let loss_bt = ops::mul(&loss_bt, &Var::constant(counts_bt.clone()))?;
+    Ok((ops::sum(&loss_bt, &[0, 1])?, ops::sum(&counts_bt, &[0, 1])?))
 }
 
 impl Model for Bigram {
@@ -87,9 +100,8 @@ impl Model for Bigram {
 
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
         let logits_btv = self.logits(&batch.ids, compute.dtype)?;
-        let count = batch.ids.elements() as f32;
-        let loss = smoothed_cross_entropy(&logits_btv, &batch.labels, self.smoothing)?;
-        Ok(Loss::new(loss, Tensor::scalar(batch.ids.device(), count)?))
+        let (loss, count) = smoothed_cross_entropy(&logits_btv, &batch.labels, self.smoothing)?;
+        Ok(Loss::new(loss, count))
     }
 }
 

@@ -28,4 +28,5 @@ mod slots;
 mod small;
 mod small_moe;
 mod start_from;
+mod together;
 mod trainer;

@@ -389,6 +389,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(TIED, DP_CP).ring().documents().checkpointed().tokens(8),
     Case::new(DENSE, CP_SP).documents().tokens(18),
     Case::new(YARN, CP_SP).ring().documents().tokens(12),
+    Case::new(DENSE, CP_CR).documents().tokens(8),
     Case::new(DENSE, CP_SP).ring().documents().bf16().tokens(12),
     // Merged with rows, shards of shards must be equal.
     Case::new(EXPERTS, CP_TP).ring().sequence().sharded_experts().tokens(8),

@@ -9,7 +9,8 @@ use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{Expected, on_ranks_of};
 use crate::sharded::unchanged;
 
-/// As on the CPU: dense and sparse, with every kind of seam, and with experts that tokens are sent to.
+/// As on the CPU: dense and sparse, with every kind of seam, with experts that tokens are sent to, and
+/// with rows that are divided by document.
 #[test]
 fn emulated_gpus_have_the_loss_and_gradients_of_one_cpu() {
     if !Device::emulator_is_built() {
@@ -19,8 +20,10 @@ fn emulated_gpus_have_the_loss_and_gradients_of_one_cpu() {
     let sends =
         |case: &Case| case.apart.is_some_and(|(_, dispatch)| dispatch == Dispatch::AllToAll);
     let cases = CASES.iter().filter(|case| case.mesh().len() == 3 && !case.bf16);
-    let cases: Vec<_> = cases.filter(|case| case.sequence || sends(case)).collect();
-    assert!(cases.len() >= 5);
+    let divides = |case: &Case| case.ranks_of_documents().is_some();
+    let chosen = |case: &&Case| case.sequence || sends(case) || divides(case);
+    let cases: Vec<_> = cases.filter(chosen).collect();
+    assert!(cases.len() >= 6);
     for case in cases {
         let devices = (0..3).map(|_| Device::emulator(0).unwrap());
         let local = Local::new(3).devices(devices.collect());

@@ -1,0 +1,181 @@
+//! Any combination of degrees and options trains as one rank.
+
+mod draw;
+mod planted;
+mod run;
+
+use std::env;
+
+use crate::small::{distance, norm};
+use crate::together::draw::{Combination, Kind};
+use crate::together::planted::Planted;
+use crate::together::run::{Choices, Trained, on_one_rank, on_ranks, refusal};
+
+/// The largest differences from one rank in f32: of a loss or norm, relative; of weights, relative to the
+/// largest one.
+const STEP: f64 = 1e-5;
+const WEIGHT: f32 = 1e-4;
+
+/// In bf16: of a loss or norm, relative; the smallest cosine of the updates of all weights, and the
+/// largest relative difference of their norms.
+const STEP_BF16: f64 = 3e-2;
+const COSINE_BF16: f64 = 0.99;
+const NORM_BF16: f64 = 3e-2;
+
+/// What differs from one rank, and by how much.
+fn differences(of: &Combination, one: &Trained, ranks: &Trained) -> Vec<String> {
+    let mut found = Vec::new();
+    let allowed = if of.bf16 { STEP_BF16 } else { STEP };
+    for (step, (one, ranks)) in (1..).zip(one.steps.iter().zip(&ranks.steps)) {
+        for (name, one, ranks) in [("loss", one[0], ranks[0]), ("norm", one[1], ranks[1])] {
+            let difference = (one - ranks).abs() / one.abs();
+            if difference.is_nan() || difference > allowed {
+                found.push(format!("{name} of step {step}: {ranks}, one rank {one}"));
+            }
+        }
+    }
+    match one.weights.keys().eq(ranks.weights.keys()) {
+        true if of.bf16 => found.extend(differing_updates(one, ranks)),
+        true => found.extend(differing_weights(one, ranks)),
+        false => found.push("other weights".to_owned()),
+    }
+    found
+}
+
+fn differing_weights(one: &Trained, ranks: &Trained) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, one) in &one.weights {
+        let ranks = &ranks.weights[name];
+        let allowed = WEIGHT * one.iter().fold(0.0f32, |largest, it| largest.max(it.abs()));
+        if !one.iter().zip(ranks).all(|(a, b)| (a - b).abs() <= allowed) {
+            found.push(format!("{name}: {:.1e} of {:.1e}", distance(ranks, one), norm(one)));
+        }
+    }
+    found
+}
+
+fn differing_updates(one: &Trained, ranks: &Trained) -> Option<String> {
+    let update = |of: &Trained| -> Vec<f32> {
+        let pairs = of.weights.values().zip(one.initial.values());
+        pairs
+            .flat_map(|(weights, initial)| weights.iter().zip(initial))
+            .map(|(a, b)| a - b)
+            .collect()
+    };
+    let (one, ranks) = (update(one), update(ranks));
+    let product: f64 = one.iter().zip(&ranks).map(|(a, b)| f64::from(a * b)).sum();
+    let (cosine, ratio) = (product / (norm(&one) * norm(&ranks)), norm(&ranks) / norm(&one));
+    let is_near = cosine >= COSINE_BF16 && (ratio - 1.0).abs() <= NORM_BF16;
+    (!is_near).then(|| format!("updates: cosine {cosine:.4}, norms {ratio:.4}"))
+}
+
+/// Trains a combination.
+fn check(of: &Combination) -> (Trained, Choices) {
+    let (one, choices) = on_one_rank(of);
+    let ranks = on_ranks(of, &choices, Planted::Nothing);
+    let ranks = ranks.unwrap_or_else(|error| panic!("{of}: {error}"));
+    assert_eq!(differences(of, &one, &ranks), [""; 0], "{of}");
+    assert!(ranks.repeats > 0 || !of.overflows, "{of}: no step overflowed");
+    (one, choices)
+}
+
+fn is_exhaustive() -> bool {
+    env::var_os("MESHGRAD_EXHAUSTIVE").is_some()
+}
+
+/// All six dimensions, on 64 ranks.
+fn all_dimensions(model: Kind) -> Combination {
+    let names = ["pp", "dp_replicate", "dp_shard", "cp_shard", "sp", "tp"];
+    let all = names.into_iter().fold(Combination::default(), |it, name| it.with(name, 2));
+    Combination {
+        model,
+        schedule: Some("1f1b"),
+        ring: true,
+        sequence_parallel: true,
+        documents: true,
+        all_to_all: true,
+        ..all
+    }
+}
+
+/// 64 ranks train as one, with experts over 2, 4 and 8 of the 32 ranks of a stage. Each fault is found.
+#[test]
+fn all_six_dimensions_train_as_one_rank() {
+    let degrees: &[usize] = if is_exhaustive() { &[2, 4, 8] } else { &[4] };
+    for ep in degrees {
+        check(&all_dimensions(Kind::Experts).with("ep", *ep));
+    }
+    let experts = all_dimensions(Kind::Experts).with("ep", 4);
+    let (one, choices) = check(&experts);
+    for fault in Planted::FAULTS.into_iter().filter(|it| *it != Planted::TiedTwice) {
+        finds(fault, &experts, &one, &choices);
+    }
+    let tied = all_dimensions(Kind::Tied);
+    let (one, choices) = check(&tied);
+    finds(Planted::TiedTwice, &tied, &one, &choices);
+}
+
+fn finds(fault: Planted, of: &Combination, one: &Trained, choices: &Choices) {
+    match on_ranks(of, choices, fault) {
+        Ok(ranks) => assert_ne!(differences(of, one, &ranks), [""; 0], "{fault:?}"),
+        Err(error) => println!("{fault:?}: {error}"),
+    }
+}
+
+/// Without replayed choices, rounding may change the experts of a token, and no more.
+#[test]
+fn few_tokens_choose_other_experts() {
+    let of = all_dimensions(Kind::Experts).with("ep", 4);
+    let (one, _) = on_one_rank(&of);
+    let ranks = on_ranks(&of, &Choices::new(), Planted::Nothing).unwrap();
+    let tokens = (of.replicas() * of.tokens() * of.microbatches()) as f64;
+    let mut flips = 0.0;
+    for (one, ranks) in one.experts.iter().zip(&ranks.experts) {
+        let moved: f64 = one.iter().zip(ranks).map(|(a, b)| (a - b).abs()).sum();
+        flips += moved / 2.0 * tokens;
+    }
+    println!("at least {flips:.1} of {tokens} tokens a step have another expert, in five steps");
+    assert!(flips < 0.01 * tokens);
+}
+
+/// What combinations must have, and how many of sixty.
+const WANTED: [(&str, fn(&Combination) -> bool, usize); 5] = [
+    ("four or more degrees above one", |of| of.dimensions() >= 4, 20),
+    ("pp and ep", |of| of.degree("pp") > 1 && of.degree("ep") > 1, 15),
+    ("cp and documents", |of| of.context() > 1 && of.documents, 10),
+    ("overflow", |of| of.overflows, 10),
+    ("odd degrees", |of| of.degrees.iter().any(|(_, degree)| degree % 2 == 1), 10),
+];
+
+#[test]
+fn drawn_combinations_train_as_one_rank() {
+    let (wanted, most) = if is_exhaustive() { (60, 64) } else { (12, 16) };
+    let seed: u64 = env::var("MESHGRAD_TEST_SEED").map_or(1, |seed| seed.parse().unwrap());
+    println!("MESHGRAD_TEST_SEED={seed}");
+    let mut checked: Vec<Combination> = Vec::new();
+    let lacks = |checked: &[Combination]| {
+        let has = |(_, is, least): &(_, fn(&Combination) -> bool, usize)| {
+            60 * checked.iter().filter(|of| is(of)).count() >= least * wanted
+        };
+        checked.len() < wanted || !WANTED.iter().all(has)
+    };
+    for number in seed * 1000.. {
+        if !lacks(&checked) {
+            break;
+        }
+        let drawn = Combination::drawn(number, most);
+        match refusal(&drawn) {
+            Some(reason) => {
+                println!("refused: {drawn}: {}", reason.lines().last().unwrap_or_default())
+            }
+            None => {
+                println!("{drawn}");
+                check(&drawn);
+                checked.push(drawn);
+            }
+        }
+    }
+    for (name, is, _) in WANTED {
+        println!("{name}: {} of {}", checked.iter().filter(|of| is(of)).count(), checked.len());
+    }
+}
