@@ -138,8 +138,10 @@ fn few_tokens_choose_other_experts() {
     assert!(flips < 0.01 * tokens);
 }
 
-/// What combinations must have, and how many of sixty.
-const WANTED: [(&str, fn(&Combination) -> bool, usize); 5] = [
+/// What a combination has, whether it does, and how many of sixty must.
+type Wanted = (&'static str, fn(&Combination) -> bool, usize);
+
+const WANTED: [Wanted; 5] = [
     ("four or more degrees above one", |of| of.dimensions() >= 4, 20),
     ("pp and ep", |of| of.degree("pp") > 1 && of.degree("ep") > 1, 15),
     ("cp and documents", |of| of.context() > 1 && of.documents, 10),
@@ -154,7 +156,7 @@ fn drawn_combinations_train_as_one_rank() {
     println!("MESHGRAD_TEST_SEED={seed}");
     let mut checked: Vec<Combination> = Vec::new();
     let lacks = |checked: &[Combination]| {
-        let has = |(_, is, least): &(_, fn(&Combination) -> bool, usize)| {
+        let has = |(_, is, least): &Wanted| {
             60 * checked.iter().filter(|of| is(of)).count() >= least * wanted
         };
         checked.len() < wanted || !WANTED.iter().all(has)

@@ -150,7 +150,7 @@ impl Microbatch<'_> {
             let documents = rows.collect::<Vec<_>>().concat();
             let mut start = 0;
             let position = |at: usize| {
-                let is_first = at % tokens == 0 || documents[at - 1] != documents[at];
+                let is_first = at.is_multiple_of(tokens) || documents[at - 1] != documents[at];
                 start = if is_first { at } else { start };
                 (at - start) as i64
             };
