@@ -183,7 +183,7 @@ impl Microbatch<'_> {
     }
 }
 
-/// Trains. On one rank, adds what is chosen to `choices`.
+/// Trains. On one rank, adds what is chosen to `choices`, where they have nothing.
 fn train(
     of: &Combination,
     mut trainer: Trainer<Qwen3>,
@@ -198,6 +198,9 @@ fn train(
         let microbatch = |number| Microbatch { of, number, device, ranks };
         if ranks.is_none() && of.model == Kind::Experts {
             for number in numbers.clone() {
+                if choices.contains_key(&number) {
+                    continue;
+                }
                 let batch = microbatch(number).tensors()?;
                 let routed = trainer.model.route(&batch, small::compute(false, false))?;
                 let chosen = routed.iter().map(|routing| routing.experts_nk.to_vec());
@@ -229,9 +232,10 @@ fn weights(model: &Qwen3) -> Result<Vec<Share>> {
     model.params().iter().map(of_param).collect()
 }
 
-pub(crate) fn on_one_rank(of: &Combination) -> (Trained, Choices) {
+/// Trains with `choices`, and what the model chooses where they have nothing.
+pub(crate) fn on_one_rank(of: &Combination, choices: &Choices) -> (Trained, Choices) {
     let run = || {
-        let (device, mut choices) = (Device::cpu(), Choices::new());
+        let (device, mut choices) = (Device::cpu(), choices.clone());
         let model = model(of)?;
         model.materialize(&device, SEED)?;
         let initial = weights(&model)?;
