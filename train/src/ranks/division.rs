@@ -120,6 +120,7 @@ impl Division {
                            optimizer, or parallel.etp = 1";
             return Err(violation("optimizer.name", problem.to_owned()));
         }
+        division.check_experts()?;
         division.check_batch(config.train.micro_batch_size)?;
         division.check_sequences(config.train.seq_len)?;
         if config.train.reduction == SumOrder::Tree {
@@ -228,6 +229,25 @@ impl Division {
             self.padded(rows)
         );
         Err(violation("train.micro_batch_size", problem))
+    }
+
+    /// Checks that ranks that share experts are whole groups of tensor parallelism, or parts of one:
+    /// these divide the tokens that they all have.
+    fn check_experts(&self) -> Result<()> {
+        let Some(ExpertAxes { mesh, experts, features, .. }) = &self.experts else {
+            return Ok(());
+        };
+        let sizes = experts.iter().chain(features).map(|axis| mesh.size(axis).unwrap_or(1));
+        let (ranks, tensor) = (sizes.product::<usize>(), self.ranks_along(&self.tensor));
+        if ranks.is_multiple_of(tensor) || tensor.is_multiple_of(ranks) {
+            return Ok(());
+        }
+        let problem = format!(
+            "{ranks} ranks of ep x etp and {tensor} of tp share some ranks and not others; use a multiple \
+             or a divisor of {tensor}, such as {}",
+            ranks.next_multiple_of(tensor)
+        );
+        Err(violation("parallel.ep", problem))
     }
 
     /// Checks that all ranks get equally many tokens of a sequence, and of its head and its tail.

@@ -231,7 +231,7 @@ fn save_again(
 #[test]
 fn degrees_that_do_not_fit_are_refused() {
     let place = Place::moe();
-    let cases: [(On, &str); 14] = [
+    let cases: [(On, &str); 15] = [
         (
             On { ranks: 2, sets: &["parallel.pp=2", "pipeline.split=[2]"] },
             "pipeline.split: 1 stages do not fill 2 ranks: every rank needs at least one stage",
@@ -254,6 +254,14 @@ fn degrees_that_do_not_fit_are_refused() {
         (
             On { ranks: 3, sets: &["parallel.ep=3", "train.micro_batch_size=8"] },
             "4 experts cannot be divided over 3 ranks of expert parallelism; use a divisor of 4",
+        ),
+        (
+            On {
+                ranks: 6,
+                sets: &["parallel.tp=3", "parallel.ep=2", "model.num_attention_heads=6"],
+            },
+            "parallel.ep: 2 ranks of ep x etp and 3 of tp share some ranks and not others; use a multiple \
+             or a divisor of 3, such as 3",
         ),
         (
             On { ranks: 2, sets: &["parallel.etp=2", "optimizer.name='muon'"] },

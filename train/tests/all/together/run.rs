@@ -1,6 +1,7 @@
 //! Five steps on one rank, and as a configuration divides them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use meshgrad_autograd::{Module, Param, ops};
 use meshgrad_comm::{Local, Rank};
@@ -18,6 +19,8 @@ use crate::together::planted::Planted;
 
 pub(crate) const STEPS: u64 = 5;
 const SEED: u64 = 11;
+/// What no step takes, even on a busy machine: a rank that waits longer for another is an error.
+const LIMIT: Duration = Duration::from_secs(20);
 const CHOSEN: usize = 2;
 
 const EXPERTS: &str = r#"
@@ -265,7 +268,7 @@ pub(crate) fn on_ranks(
     fault: Planted,
 ) -> std::result::Result<Trained, String> {
     let config = of.config();
-    let local = Local::new(of.ranks()).threads(1);
+    let local = Local::new(of.ranks()).threads(1).deadline(LIMIT);
     let ran = local.launch(|rank| {
         let rank = fault.rewire(rank);
         let ranks = RunRanks::new(&rank, &config)?;
