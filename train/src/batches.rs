@@ -84,9 +84,9 @@ impl<'t> TokenBatches<'t> {
         let mut batch = Batch::gather(format, own, &self.tokens)?;
         let counted_rows = counted.saturating_sub(part.rows.start).min(own.len());
         batch.labels[counted_rows * seq_len..].fill(IGNORE_INDEX);
-        let sharing = self.ranks.map_or(1, RunRanks::ranks_of_sequence);
-        if format.has_documents && sharing > 1 {
-            batch = batch.by_document(format, sharing);
+        let context = self.ranks.map_or(1, RunRanks::context_ranks);
+        if format.has_documents && context > 1 {
+            batch = batch.by_document(format, context);
         }
 
         batch.tensors(format, |whole| {

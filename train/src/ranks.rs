@@ -142,8 +142,8 @@ impl<'r> RunRanks<'r> {
     }
 
     /// The number of ranks that divide each sequence by head and tail.
-    pub(crate) fn ranks_of_sequence(&self) -> usize {
-        self.division.ranks_of_sequence()
+    pub(crate) fn context_ranks(&self) -> usize {
+        self.division.context_ranks()
     }
 
     /// This rank's part of a batch of `rows` sequences.
