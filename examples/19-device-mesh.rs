@@ -22,8 +22,9 @@ use meshgrad::train::optimizer::Optimizer;
 
 /// What a rank prints.
 type Lines = Result<String, Box<dyn std::error::Error + Send + Sync>>;
+type Script = (&'static str, fn(&dyn Rank) -> Lines);
 
-const SCRIPTS: [(&str, fn(&dyn Rank) -> Lines); 4] = [
+const SCRIPTS: [Script; 4] = [
     ("2d_setup", setup_by_hand),
     ("2d_setup_with_device_mesh", setup_with_mesh),
     ("hsdp", hsdp),
@@ -31,7 +32,6 @@ const SCRIPTS: [(&str, fn(&dyn Rank) -> Lines); 4] = [
 ];
 
 const ROWS: usize = 16; // of the batch of all ranks
-const LEARNING_RATE: f64 = 0.1;
 /// Of weights from those of one rank: each of five steps rounds them by at most 3e-8.
 const TOLERANCE: f32 = 1.5e-7;
 
@@ -116,7 +116,7 @@ fn batch(device: &Device, features: usize, stride: usize) -> Result<Var> {
 /// Returns the mean squared error of each step, and all weights after the last.
 fn train(model: &ToyModel, device: &Device) -> Result<(Vec<f32>, Vec<f32>)> {
     let sgd = Algorithm::Sgd(SgdConfig::default());
-    let config = OptimizerConfig { max_grad_norm: 0.0, ..OptimizerConfig::new(sgd, LEARNING_RATE) };
+    let config = OptimizerConfig { max_grad_norm: 0.0, ..OptimizerConfig::new(sgd, 0.1) };
     let mut optimizer = Optimizer::new(model, device, &config, 0)?;
     let (x, target, count) = (batch(device, 10, 3)?, batch(device, 5, 5)?, ROWS * 5);
     let scalar = |value| ops::full(device, &[], DType::F32, value);
@@ -128,7 +128,7 @@ fn train(model: &ToyModel, device: &Device) -> Result<(Vec<f32>, Vec<f32>)> {
         })?;
         optimizer.grads().last_pass();
         tape.backward(&[(&squares, scalar(1.0)?)], optimizer.grads())?;
-        optimizer.step(&scalar(count as f64)?, step, LEARNING_RATE)?;
+        optimizer.step(&scalar(count as f64)?, step, config.learning_rate)?;
         losses.push(full_tensor(squares.value())?.item::<f32>()? / count as f32);
     }
     let weights = |param: &Param| full_tensor(param.var()?.value())?.to_vec::<f32>();
