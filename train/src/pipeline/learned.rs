@@ -96,7 +96,8 @@ impl<S: Vars + Clone> Pipeline<S> {
             flops: Vec::new(),
             has_buffers: !model.buffers().is_empty(),
         };
-        on_meta(model, rank, &cut.stage_mesh()?, |device| {
+        let on = [rank.rank(), rank.world_size()];
+        on_meta(model, on, &cut.stage_mesh()?, |device| {
             pipeline.pass(cut, model, &batch(device)?, compute, device)
         })?;
         Ok(pipeline)
@@ -261,13 +262,13 @@ fn module(param: &str) -> &str {
 }
 
 /// The FLOPs of the forward pass of what is before the layers of a model, of each layer, and of what
-/// follows them, on a rank of the mesh of a stage. `model` is not changed.
+/// follows them, as rank `on[0]` of `on[1]` ranks, in the mesh of a stage. `model` is not changed.
 ///
 /// # Errors
 /// When the model cannot be cut; those of `batch` and of the passes.
 pub(crate) fn flops<M: Model>(
     model: &M,
-    rank: &dyn Rank,
+    on: [usize; 2],
     mesh: &Mesh,
     compute: Compute,
     batch: impl FnOnce(&Device) -> Result<M::Batch>,
@@ -276,7 +277,7 @@ pub(crate) fn flops<M: Model>(
         .map(|piece| usize::from((1..=model.layers()).contains(&piece)))
         .collect();
     let stages = Stage::of_sizes(&sizes)?;
-    on_meta(model, rank, mesh, |device| {
+    on_meta(model, on, mesh, |device| {
         let (batch, mut input, mut costs) = (batch(device)?, None, Vec::new());
         for stage in &stages {
             let before = device.work().flops;
@@ -290,16 +291,16 @@ pub(crate) fn flops<M: Model>(
     })
 }
 
-/// Calls `body` as `rank` of `mesh` on a meta device, on which `model` has values meanwhile. Ranks send
-/// nothing.
+/// Calls `body` as `rank` of `world` ranks and of `mesh` on a meta device, on which `model` has values
+/// meanwhile. Ranks send nothing.
 fn on_meta<M: Model, T>(
     model: &M,
-    rank: &dyn Rank,
+    [rank, world]: [usize; 2],
     mesh: &Mesh,
     body: impl FnOnce(&Device) -> Result<T>,
 ) -> Result<T> {
     let (values, mut result) = (Values::take(model), None);
-    let traced = Plan::new(rank.world_size())?.trace(rank.rank(), |rank| -> Result<()> {
+    let traced = Plan::new(world)?.trace(rank, |rank| -> Result<()> {
         result = Some(Redistributor::new(rank).run_on(mesh, || {
             model.materialize(rank.device(), 0)?;
             body(rank.device())

@@ -120,7 +120,6 @@ impl Division {
                            optimizer, or parallel.etp = 1";
             return Err(violation("optimizer.name", problem.to_owned()));
         }
-        division.check_experts()?;
         division.check_batch(config.train.micro_batch_size)?;
         division.check_sequences(config.train.seq_len)?;
         if config.train.reduction == SumOrder::Tree {
@@ -229,26 +228,6 @@ impl Division {
             self.padded(rows)
         );
         Err(violation("train.micro_batch_size", problem))
-    }
-
-    /// Checks that ranks with different experts are whole groups of tensor parallelism, or parts of one.
-    /// Others have deadlocked; the cause is not known.
-    fn check_experts(&self) -> Result<()> {
-        let Some(ExpertAxes { mesh, experts, features, .. }) = &self.experts else {
-            return Ok(());
-        };
-        let sizes = experts.iter().chain(features).map(|axis| mesh.size(axis).unwrap_or(1));
-        let (ranks, tensor) = (sizes.product::<usize>(), self.ranks_along(&self.tensor));
-        let is_aligned = ranks.is_multiple_of(tensor) || tensor.is_multiple_of(ranks);
-        if experts.is_empty() || is_aligned {
-            return Ok(());
-        }
-        let problem = format!(
-            "{ranks} ranks of ep x etp and {tensor} of tp share some ranks and not others; use a multiple \
-             or a divisor of {tensor}, such as {}",
-            ranks.next_multiple_of(tensor)
-        );
-        Err(violation("parallel.ep", problem))
     }
 
     /// Checks that all ranks get equally many tokens of a sequence, and of its head and its tail.
@@ -453,9 +432,7 @@ impl Division {
         };
         let stages = of_file.as_ref().map(|schedule| schedule.placement().stages());
         let stages = stages.unwrap_or_else(|| self.stage_count(&choice));
-        let compute = configured::compute(&self.train);
-        let batch = |meta: &Device| self.batch_of_zeros(meta);
-        let flops = || flops(model, rank, &self.mesh, compute, batch);
+        let flops = || self.flops(model, rank.world_size());
         let sizes = match (&self.pipeline.split[..], self.pipeline.balance) {
             ([], Balance::Flops) => balanced(&flops()?, stages),
             ([], Balance::Layers) => balanced(&[&[0], &vec![1; layers][..], &[0]].concat(), stages),
@@ -478,6 +455,21 @@ impl Division {
         };
         let cut = Cut::new(&self.whole, axis, self.rank, order, &sizes);
         cut.map_err(|error| violation("pipeline.schedule", error.to_string()))
+    }
+
+    /// The FLOPs of the ends and the layers of `model` on the first rank of a stage: ranks may have uneven
+    /// shards, and must agree on the stages.
+    fn flops<M>(&self, model: &M, world: usize) -> Result<Vec<u64>>
+    where
+        M: Model<Batch = TokenBatch>,
+    {
+        let first = Division { rank: self.mesh.ranks()[0], ..self.clone() };
+        let plan = self.plan(model, Tokens::Sharded)?;
+        plan.apply(model, first.rank)?;
+        let (on, compute) = ([first.rank, world], configured::compute(&self.train));
+        let flops = flops(model, on, &self.mesh, compute, |meta| first.batch_of_zeros(meta));
+        plan.apply(model, self.rank)?;
+        flops
     }
 
     /// Gives homes to the parameters of `part`, of which a pass of `model` shows how their gradients

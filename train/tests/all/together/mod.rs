@@ -1,5 +1,6 @@
 //! Any combination of degrees and options trains as one rank.
 
+mod cost;
 mod draw;
 mod planted;
 mod run;
@@ -205,4 +206,13 @@ fn drawn_combinations_train_as_one_rank() {
     for (name, is, _) in WANTED {
         println!("{name}: {} of {}", checked.iter().filter(|of| is(of)).count(), checked.len());
     }
+}
+
+/// Four key-value heads over three ranks: one has none, and other FLOPs than the others. Groups of experts
+/// cut those of tensor parallelism.
+#[test]
+fn ranks_with_uneven_heads_agree_on_the_stages() {
+    let names = [("pp", 2), ("tp", 3), ("dp_replicate", 2), ("ep", 2)];
+    let of = names.iter().fold(Combination::default(), |it, (name, degree)| it.with(name, *degree));
+    check(&Combination { schedule: Some("zbv"), zero1: true, ..of });
 }

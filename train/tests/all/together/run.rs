@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use meshgrad_autograd::{Module, Param, ops};
-use meshgrad_comm::{Local, Rank};
+use meshgrad_comm::{CommLog, Local, Plan, PlanRank, Rank};
 use meshgrad_models::moe::Dispatch;
 use meshgrad_models::{IGNORE_INDEX, Qwen3, TokenBatch, by_document};
 use meshgrad_runtime::{Device, Tensor};
-use meshgrad_train::Result;
 use meshgrad_train::ranks::RunRanks;
 use meshgrad_train::trainer::Trainer;
+use meshgrad_train::{Kind as ErrorKind, Result};
 
 use crate::homes::step::{Outcome, Share, assembled, share};
 use crate::small::{self, BALANCING};
@@ -262,6 +262,57 @@ pub(crate) fn refusal(of: &Combination) -> Option<String> {
     tried.err().map(|error| error.to_string())
 }
 
+/// A trainer of this rank's part of the model.
+fn divided(of: &Combination, ranks: &RunRanks<'_>, device: &Device) -> Result<Trainer<Qwen3>> {
+    let model = model(of)?;
+    let (model, pipeline) = match ranks.divide(&model)? {
+        Some((part, pipeline)) => (part, Some(pipeline)),
+        None => (model, None),
+    };
+    model.materialize(device, SEED)?;
+    let builder = Trainer::of(model);
+    let builder = match pipeline {
+        Some(pipeline) => builder.pipeline(pipeline),
+        None => builder,
+    };
+    builder.build(&of.config(), device)
+}
+
+/// What a rank sends in a step.
+pub(crate) struct Sent {
+    pub(crate) log: CommLog,
+    /// The bytes of the parameters that it computes with: outside of experts, and of experts.
+    pub(crate) params: [u64; 2],
+}
+
+/// What each rank sends in a step.
+pub(crate) fn sent(of: &Combination) -> Vec<Sent> {
+    let (config, world) = (of.config(), Plan::new(of.ranks()).unwrap());
+    let of_rank = |number| {
+        let mut params = [0; 2];
+        let step = |rank: &PlanRank| -> Result<()> {
+            let ranks = RunRanks::new(rank, &config)?;
+            ranks.on_mesh(|| {
+                let (mut trainer, device) = (divided(of, &ranks, rank.device())?, rank.device());
+                for param in trainer.model.params() {
+                    let elements: usize = param.sharded_shape().local().iter().product();
+                    params[usize::from(param.name().contains(".experts."))] += 4 * elements as u64;
+                }
+                let batch =
+                    |number| Microbatch { of, number, device, ranks: Some(&ranks) }.tensors();
+                match trainer.step(1, (0..of.microbatches()).map(batch)) {
+                    // At its end, a step reads the loss.
+                    Err(error) if error.kind() != ErrorKind::NoValues => Err(error),
+                    _ => Ok(()),
+                }
+            })
+        };
+        let log = world.trace(number, step).unwrap();
+        Sent { log, params }
+    };
+    (0..of.ranks()).map(of_rank).collect()
+}
+
 pub(crate) fn on_ranks(
     of: &Combination,
     choices: &Choices,
@@ -273,18 +324,7 @@ pub(crate) fn on_ranks(
         let rank = fault.rewire(rank);
         let ranks = RunRanks::new(&rank, &config)?;
         ranks.on_mesh(|| {
-            let model = model(of)?;
-            let (model, pipeline) = match ranks.divide(&model)? {
-                Some((part, pipeline)) => (part, Some(pipeline)),
-                None => (model, None),
-            };
-            model.materialize(rank.device(), SEED)?;
-            let builder = Trainer::of(model);
-            let builder = match pipeline {
-                Some(pipeline) => builder.pipeline(pipeline),
-                None => builder,
-            };
-            let mut trainer = builder.build(&config, rank.device())?;
+            let mut trainer = divided(of, &ranks, rank.device())?;
             fault.plant(of, &mut trainer);
             train(of, trainer, rank.device(), Some(&ranks), &mut choices.clone())
         })

@@ -1,0 +1,126 @@
+//! What a step sends: what each dimension sends alone, and no more.
+
+use std::collections::BTreeMap;
+
+use crate::together::all_dimensions;
+use crate::together::draw::{Combination, Kind};
+use crate::together::run::{Sent, sent};
+
+const AXES: [&str; 7] =
+    ["pp", "dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "sp", "tp"];
+
+/// The calls of collectives of one kind in groups along one set of axes, and their bytes, each summed
+/// over all ranks.
+type Costs = BTreeMap<(String, String), [u64; 2]>;
+
+/// The axes along which ranks differ, the outermost first.
+fn axes(of: &Combination, ranks: &[usize]) -> String {
+    let mut stride = of.ranks();
+    let mut differing = Vec::new();
+    for axis in AXES {
+        stride /= of.degree(axis);
+        let index = |rank: usize| rank / stride % of.degree(axis);
+        if ranks.iter().any(|rank| index(*rank) != index(ranks[0])) {
+            differing.push(axis);
+        }
+    }
+    differing.join(" ")
+}
+
+fn costs(of: &Combination, sent: &[Sent]) -> Costs {
+    let mut costs = Costs::new();
+    for Sent { log, .. } in sent {
+        for call in log.calls() {
+            let axes = axes(of, log.groups()[call.group].ranks());
+            let kind = call.request.fingerprint.collective.to_string();
+            let [calls, bytes] = costs.entry((axes, kind)).or_default();
+            *calls += 1;
+            *bytes += call.bytes;
+        }
+    }
+    costs
+}
+
+fn get(costs: &Costs, axes: &str, kind: &str) -> [u64; 2] {
+    let key = (axes.to_owned(), kind.to_owned());
+    *costs.get(&key).unwrap_or_else(|| panic!("no {kind} along {axes}: {costs:?}"))
+}
+
+fn all(model: Kind) -> Combination {
+    let all = Combination { documents: false, ..all_dimensions(model) };
+    if model == Kind::Experts { all.with("ep", 4) } else { all }
+}
+
+/// The tokens of a step.
+fn tokens(of: &Combination) -> u64 {
+    (of.replicas() * of.tokens() * of.microbatches()) as u64
+}
+
+/// How often the ranks run a layer in a step, summed over ranks.
+fn layers(of: &Combination) -> u64 {
+    (of.ranks() * of.microbatches() / of.degree("pp")) as u64
+}
+
+/// Activations: as many bytes per token as alone, whatever the other degrees; and as many calls per layer.
+#[test]
+fn each_axis_sends_per_token_what_it_sends_alone() {
+    let cases = [
+        (Kind::Dense, "pp", 2, "pp", "send"),
+        (Kind::Dense, "tp", 2, "tp", "all_gather"),
+        (Kind::Dense, "tp", 2, "tp", "reduce_scatter"),
+        (Kind::Experts, "cp_shard", 2, "cp_shard", "send"),
+        (Kind::Experts, "sp", 2, "sp", "all_to_all"),
+        // Experts are divided over the innermost ranks.
+        (Kind::Experts, "dp_shard", 4, "sp tp", "all_to_all"),
+    ];
+    for (model, axis, degree, inside, kind) in cases {
+        let all = all(model);
+        let mut alone = Combination { degrees: vec![(axis, degree)], ..all.clone() };
+        let mut group = axis;
+        if axis != inside {
+            alone = alone.with("ep", degree);
+            group = "dp_shard";
+        }
+        let [in_all, of_alone] = [(&all, inside), (&alone, group)]
+            .map(|(of, axes)| get(&costs(of, &sent(of)), axes, kind));
+        let case = format!("{kind} along {inside}");
+        assert_eq!(in_all[0] * layers(&alone), of_alone[0] * layers(&all), "calls: {case}");
+        assert_eq!(in_all[1] * tokens(&alone), of_alone[1] * tokens(&all), "bytes: {case}");
+    }
+}
+
+/// Parameters: a rank of a pipeline gathers those that it computes with once per step, scatters their
+/// gradients once per microbatch, and sums its shards over the copies once per step.
+#[test]
+fn homes_send_what_the_parameters_of_a_rank_need() {
+    let of = all(Kind::Experts);
+    let sent = sent(&of);
+    let costs = costs(&of, &sent);
+    let microbatches = of.microbatches() as u64;
+    let bytes = |is_expert: bool| -> u64 {
+        sent.iter().map(|it| it.params[usize::from(is_expert)]).sum()
+    };
+    // (shards, axes of shards, axes of copies)
+    let homes = [
+        (bytes(false), 4, "dp_shard cp_shard", "dp_replicate sp"),
+        (bytes(true), 2, "cp_shard", "dp_replicate dp_shard"),
+    ];
+    for (bytes, shards, sharding, copies) in homes {
+        assert_eq!(get(&costs, sharding, "all_gather")[1], bytes, "{sharding}");
+        assert_eq!(get(&costs, sharding, "reduce_scatter")[1], microbatches * bytes, "{sharding}");
+        assert_eq!(get(&costs, copies, "all_reduce")[1], bytes / shards, "{copies}");
+    }
+}
+
+/// The sums of a step: the norm of all ranks, and along the pipeline what stages have counted.
+#[test]
+fn a_step_sums_over_all_ranks_once() {
+    let of = all(Kind::Dense);
+    let costs = costs(&of, &sent(&of));
+    let ranks = of.ranks() as u64;
+    for axes in ["pp dp_replicate dp_shard cp_shard sp tp", "pp"] {
+        assert_eq!(get(&costs, axes, "all_reduce")[0], ranks, "{axes}");
+    }
+    // Of the stage that has the loss.
+    assert_eq!(get(&costs, "dp_replicate dp_shard cp_shard sp tp", "all_reduce")[0], ranks / 2);
+}
