@@ -81,6 +81,11 @@ pub mod prelude {
 #[doc = include_str!("../docs/from-torchrun.md")]
 struct FromTorchrun;
 
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/from-d9d.md")]
+struct FromD9d;
+
 /// Compiles the README's model as it stands there.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

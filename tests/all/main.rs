@@ -9,6 +9,7 @@ mod comm_tool;
 mod configs;
 mod errors;
 mod finetune;
+mod from_d9d;
 mod mesh_tool;
 mod meta;
 mod on_disk;
