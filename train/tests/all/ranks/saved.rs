@@ -2,8 +2,8 @@
 //! So a run that was saved on any of these meshes continues on any other with exactly its weights, moments,
 //! averages, router biases and place in the data.
 
-use std::fs;
 use std::path::Path;
+use std::{env, fs};
 
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::Committed;
@@ -42,18 +42,22 @@ fn degrees(of: &[(&str, usize)], more: &[&str]) -> Degrees {
     (ranks.product(), sets.chain(more.iter().map(|set| (*set).to_owned())).collect())
 }
 
-/// Two and four ranks along each axis, and along each two axes: of these meshes, each has others in
-/// which an axis is doubled, halved, or exchanged for another.
+/// Two and four ranks along each axis, and two along each and four along each other: of these meshes,
+/// each has others in which an axis is doubled, halved, or exchanged for another. By default, a sixth of
+/// them, which the seed selects.
 fn meshes() -> Vec<Degrees> {
     let mut all = Vec::new();
-    for (at, axis) in AXES.iter().enumerate() {
-        for ranks in [2, 4] {
-            all.push(degrees(&[(axis, ranks)], &[]));
-            let others = AXES.iter().enumerate().filter(|(other, _)| *other != at);
-            all.extend(others.map(|(_, other)| degrees(&[(axis, ranks), (other, 6 - ranks)], &[])));
-        }
+    for axis in AXES {
+        all.extend([2, 4].map(|ranks| degrees(&[(axis, ranks)], &[])));
+        let others = AXES.iter().filter(|other| **other != axis);
+        all.extend(others.map(|other| degrees(&[(axis, 2), (other, 4)], &[])));
     }
-    all
+    if env::var_os("MESHGRAD_EXHAUSTIVE").is_some() {
+        return all;
+    }
+    let seed: usize = env::var("MESHGRAD_TEST_SEED").map_or(1, |seed| seed.parse().unwrap());
+    println!("MESHGRAD_TEST_SEED={seed}");
+    all.into_iter().skip(seed % 6).step_by(6).collect()
 }
 
 /// Where homes and experts are, on few axes.
@@ -90,7 +94,7 @@ fn ranks_save_the_files_of_one_rank() {
                 assert!(found == expected, "{mesh:?}: {} is\n{is}", file.display());
             }
         }
-        save_again(&saved, &place.path("other"), &meshes[0], true);
+        save_again(&saved, &place.path("other"), &degrees(&[("pp", 2)], &[]), true);
         assert!(files(&place.path("other/step-000003")) != expected);
     }
 }

@@ -6,8 +6,7 @@ use crate::together::all_dimensions;
 use crate::together::draw::{Combination, Kind};
 use crate::together::run::{Sent, sent};
 
-const AXES: [&str; 7] =
-    ["pp", "dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "sp", "tp"];
+const AXES: [&str; 7] = ["pp", "dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "sp", "tp"];
 
 /// The calls of collectives of one kind in groups along one set of axes, and their bytes, each summed
 /// over all ranks.
@@ -61,46 +60,52 @@ fn layers(of: &Combination) -> u64 {
     (of.ranks() * of.microbatches() / of.degree("pp")) as u64
 }
 
-/// Activations: as many bytes per token as alone, whatever the other degrees; and as many calls per layer.
-#[test]
-fn each_axis_sends_per_token_what_it_sends_alone() {
-    let cases = [
-        (Kind::Dense, "pp", 2, "pp", "send"),
-        (Kind::Dense, "tp", 2, "tp", "all_gather"),
-        (Kind::Dense, "tp", 2, "tp", "reduce_scatter"),
-        (Kind::Experts, "cp_shard", 2, "cp_shard", "send"),
-        (Kind::Experts, "sp", 2, "sp", "all_to_all"),
-        // Experts are divided over the innermost ranks.
-        (Kind::Experts, "dp_shard", 4, "sp tp", "all_to_all"),
-    ];
-    for (model, axis, degree, inside, kind) in cases {
-        let all = all(model);
-        let mut alone = Combination { degrees: vec![(axis, degree)], ..all.clone() };
-        let mut group = axis;
-        if axis != inside {
-            alone = alone.with("ep", degree);
-            group = "dp_shard";
-        }
-        let [in_all, of_alone] = [(&all, inside), (&alone, group)]
-            .map(|(of, axes)| get(&costs(of, &sent(of)), axes, kind));
-        let case = format!("{kind} along {inside}");
-        assert_eq!(in_all[0] * layers(&alone), of_alone[0] * layers(&all), "calls: {case}");
-        assert_eq!(in_all[1] * tokens(&alone), of_alone[1] * tokens(&all), "bytes: {case}");
-    }
+/// The calls and bytes of an axis, and those of the degree alone, with their quotients by the layers that
+/// ranks run and by tokens.
+fn check(all: &(Combination, Costs), inside: &str, alone: &Combination, along: &str, kind: &str) {
+    let of_alone = get(&costs(alone, &sent(alone)), along, kind);
+    let (all, in_all) = (&all.0, get(&all.1, inside, kind));
+    assert_eq!(
+        in_all[0] * layers(alone),
+        of_alone[0] * layers(all),
+        "{kind} along {inside}: calls"
+    );
+    assert_eq!(
+        in_all[1] * tokens(alone),
+        of_alone[1] * tokens(all),
+        "{kind} along {inside}: bytes"
+    );
 }
 
-/// Parameters: a rank of a pipeline gathers those that it computes with once per step, scatters their
-/// gradients once per microbatch, and sums its shards over the copies once per step.
+/// Activations: as many bytes per token as the degree sends alone, and as many calls per layer on a rank.
+/// Sums: of the norm over all ranks; of the loss over those of a stage, and over stages.
 #[test]
-fn homes_send_what_the_parameters_of_a_rank_need() {
+fn dense_layers_send_what_each_degree_sends_alone() {
+    let of = all(Kind::Dense);
+    let costs = costs(&of, &sent(&of));
+    let ranks = of.ranks() as u64;
+    let stage = "dp_replicate dp_shard cp_shard sp tp";
+    for (axes, ranks) in [(&*format!("pp {stage}"), ranks), ("pp", ranks), (stage, ranks / 2)] {
+        assert_eq!(get(&costs, axes, "all_reduce")[0], ranks, "{axes}");
+    }
+    let all = (of, costs);
+    let alone = |axis| Combination { degrees: vec![(axis, 2)], ..all.0.clone() };
+    check(&all, "pp", &alone("pp"), "pp", "send");
+    check(&all, "tp", &alone("tp"), "tp", "all_gather");
+    check(&all, "tp", &alone("tp"), "tp", "reduce_scatter");
+}
+
+/// As above. Parameters: a rank of a pipeline gathers those that it computes with once per step, scatters
+/// their gradients once per microbatch, and sums its shards over the copies once per step.
+#[test]
+fn sparse_layers_send_what_each_degree_sends_alone() {
     let of = all(Kind::Experts);
     let sent = sent(&of);
     let costs = costs(&of, &sent);
     let microbatches = of.microbatches() as u64;
-    let bytes = |is_expert: bool| -> u64 {
-        sent.iter().map(|it| it.params[usize::from(is_expert)]).sum()
-    };
-    // (shards, axes of shards, axes of copies)
+    let bytes =
+        |is_expert: bool| -> u64 { sent.iter().map(|it| it.params[usize::from(is_expert)]).sum() };
+    // (bytes, shards, axes of shards, axes of copies)
     let homes = [
         (bytes(false), 4, "dp_shard cp_shard", "dp_replicate sp"),
         (bytes(true), 2, "cp_shard", "dp_replicate dp_shard"),
@@ -110,17 +115,10 @@ fn homes_send_what_the_parameters_of_a_rank_need() {
         assert_eq!(get(&costs, sharding, "reduce_scatter")[1], microbatches * bytes, "{sharding}");
         assert_eq!(get(&costs, copies, "all_reduce")[1], bytes / shards, "{copies}");
     }
-}
-
-/// The sums of a step: the norm of all ranks, and along the pipeline what stages have counted.
-#[test]
-fn a_step_sums_over_all_ranks_once() {
-    let of = all(Kind::Dense);
-    let costs = costs(&of, &sent(&of));
-    let ranks = of.ranks() as u64;
-    for axes in ["pp dp_replicate dp_shard cp_shard sp tp", "pp"] {
-        assert_eq!(get(&costs, axes, "all_reduce")[0], ranks, "{axes}");
-    }
-    // Of the stage that has the loss.
-    assert_eq!(get(&costs, "dp_replicate dp_shard cp_shard sp tp", "all_reduce")[0], ranks / 2);
+    let all = (of, costs);
+    let alone = |axis, degree| Combination { degrees: vec![(axis, degree)], ..all.0.clone() };
+    check(&all, "cp_shard", &alone("cp_shard", 2), "cp_shard", "send");
+    check(&all, "sp", &alone("sp", 2), "sp", "all_to_all");
+    // Experts are divided over the innermost ranks.
+    check(&all, "sp tp", &alone("dp_shard", 4).with("ep", 4), "dp_shard", "all_to_all");
 }

@@ -22,6 +22,8 @@ const SEED: u64 = 11;
 /// What no step takes, even on a busy machine: a rank that waits longer for another is an error.
 const LIMIT: Duration = Duration::from_secs(20);
 const CHOSEN: usize = 2;
+/// What each parameter of a unit is padded to, in elements.
+const PADDING: usize = 64;
 
 const EXPERTS: &str = r#"
     model_type = "qwen3_moe"
@@ -281,7 +283,8 @@ fn divided(of: &Combination, ranks: &RunRanks<'_>, device: &Device) -> Result<Tr
 /// What a rank sends in a step.
 pub(crate) struct Sent {
     pub(crate) log: CommLog,
-    /// The bytes of the parameters that it computes with: outside of experts, and of experts.
+    /// The bytes of the parameters that it computes with: outside of experts, and of experts. With
+    /// padding.
     pub(crate) params: [u64; 2],
 }
 
@@ -296,7 +299,8 @@ pub(crate) fn sent(of: &Combination) -> Vec<Sent> {
                 let (mut trainer, device) = (divided(of, &ranks, rank.device())?, rank.device());
                 for param in trainer.model.params() {
                     let elements: usize = param.sharded_shape().local().iter().product();
-                    params[usize::from(param.name().contains(".experts."))] += 4 * elements as u64;
+                    let bytes = 4 * elements.next_multiple_of(PADDING) as u64;
+                    params[usize::from(param.name().contains(".experts."))] += bytes;
                 }
                 let batch =
                     |number| Microbatch { of, number, device, ranks: Some(&ranks) }.tensors();
