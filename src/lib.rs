@@ -81,6 +81,11 @@ pub mod prelude {
 #[doc = include_str!("../docs/from-torchrun.md")]
 struct FromTorchrun;
 
+/// Compiles and runs the example of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/from-deepspeed.md")]
+struct FromDeepSpeed;
+
 /// Compiles the README's model as it stands there.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
