@@ -76,15 +76,11 @@ pub mod prelude {
     pub use crate::runtime::{DType, Device, Error, Kind, Tensor};
 }
 
-/// Compiles and runs the example of the guide.
+/// Compiles and runs the examples of the guides.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/from-torchrun.md")]
-struct FromTorchrun;
-
-/// Compiles and runs the example of the guide.
-#[cfg(doctest)]
 #[doc = include_str!("../docs/from-deepspeed.md")]
-struct FromDeepSpeed;
+struct FromOthers;
 
 /// Compiles the README's model as it stands there.
 #[cfg(doctest)]

@@ -310,34 +310,23 @@ fn divided(config: &Config, ranks: usize, rank: usize) -> Result<Division> {
     Division::new(&ParallelState::new(checked), config, rank)
 }
 
-/// Checks that `state` has `ranks` ranks, and that `config.parallel` sets nothing else.
+/// Checks that `state` has all of `ranks` ranks, and that `config.parallel` does not contradict it.
 fn check_state(state: &ParallelState, config: &Config, ranks: usize) -> Result<()> {
+    let (own, first) = (state.ranks().len(), state.ranks()[0]);
     ensure!(
-        state.ranks().len() == ranks && (0..ranks).all(|rank| state.contains(rank)),
+        own == ranks && (0..ranks).all(|rank| state.contains(rank)),
         Invalid,
-        "the state has {} ranks from rank {} on, but the world has {ranks} from 0 on; create a state of all \
-         ranks of the world",
-        state.ranks().len(),
-        state.ranks()[0]
+        "the state has {own} ranks from {first} on, but the world has {ranks}; create it on all of them"
     );
     for (kind, degree) in config.parallel.degrees() {
-        let of_state = state.config().degree(kind);
-        if let Degree::Ranks(ranks @ 2..) = degree
-            && ranks != of_state
-        {
-            let name = kind.name();
-            bail!(
-                Invalid,
-                "parallel.{name} is {ranks}, but the state has {of_state}; leave it out"
-            );
-        }
+        let (name, of_state) = (kind.name(), state.config().degree(kind));
+        let given = if let Degree::Ranks(given @ 2..) = degree { given } else { of_state };
+        let problem = format!("parallel.{name} is {given}, but the state has {of_state}");
+        ensure!(given == of_state, Invalid, "{problem}; leave it out");
     }
     let (order, of_state) = (&config.parallel.order, state.config().order());
-    ensure!(
-        order.is_empty(),
-        Invalid,
-        "parallel.order is {order}, but the state has {of_state}; leave it out"
-    );
+    let problem = format!("parallel.order is {order}, but the state has {of_state}");
+    ensure!(order.is_empty(), Invalid, "{problem}; leave it out");
     Ok(())
 }
 

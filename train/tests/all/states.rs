@@ -180,7 +180,7 @@ fn a_state_that_does_not_fit_is_refused() {
     for (state, keys, expected) in [
         (&fits, &["tp=4"][..], "parallel.tp is 4, but the state has 2; leave it out"),
         (&fits, &["order=dp-tp-pp"], "parallel.order is dp-tp-pp, but the state has tp-ep-dp-pp"),
-        (&small, &[], "the state has 4 ranks from rank 0 on, but the world has 8"),
+        (&small, &[], "the state has 4 ranks from 0 on, but the world has 8"),
     ] {
         let config = config(keys);
         let of_state = |rank: &LocalRank| RunRanks::of_state(rank, state, &config).map(drop);

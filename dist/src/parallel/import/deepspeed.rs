@@ -76,12 +76,10 @@ fn read(file: &Tree, settings: &mut Settings) {
 /// Shards experts as other parameters are, which the pull request does by default. The release, whose
 /// key for the number of expert ranks is another, leaves them whole.
 fn shard_experts(file: &Tree, settings: &mut Settings) {
-    let is_sharded = |kind| settings.degrees.contains_key(&kind);
-    if file.get("expert_model_parallel_size").is_none() || is_sharded(Parallelism::Etp) {
-        return;
-    }
+    let is_set = settings.degrees.contains_key(&Parallelism::Etp);
     let tensor = settings.degrees.get(&Parallelism::Tp).and_then(|given| given.first());
-    if let Some(size) = tensor.map(|tensor| tensor.value) {
+    let (key, size) = ("expert_model_parallel_size", tensor.map(|tensor| tensor.value));
+    if let (Some(_), Some(size), false) = (file.get(key), size, is_set) {
         settings.set(Parallelism::Etp, size, Source::default_of("DeepSpeed"));
     }
 }
