@@ -76,10 +76,11 @@ pub mod prelude {
     pub use crate::runtime::{DType, Device, Error, Kind, Tensor};
 }
 
-/// Compiles and runs the example of the guide.
+/// Compiles and runs the examples of the guides.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/from-torchrun.md")]
-struct FromTorchrun;
+#[doc = include_str!("../docs/from-deepspeed.md")]
+struct FromOthers;
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

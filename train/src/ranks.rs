@@ -19,14 +19,14 @@ use meshgrad_ckpt::ranks::Ranks;
 use meshgrad_comm::{
     CommStats, ControlChannel, Rank, Recording, Redistributor, TracedRank, Verdict,
 };
-use meshgrad_dist::parallel::ParallelConfig;
-use meshgrad_error::{FailedRank, bail, error};
+use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
+use meshgrad_error::{FailedRank, bail, ensure, error};
 use meshgrad_models::{Model, TokenBatch};
 use meshgrad_runtime::{Pending, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::config::Config;
+use crate::config::{Config, Degree};
 use crate::pipeline::Pipeline;
 use crate::{Error, Result};
 pub(crate) use batch_part::BatchPart;
@@ -55,12 +55,28 @@ impl<'r> RunRanks<'r> {
     /// # Errors
     /// When the degrees do not fit the number of ranks, or sequences cannot be divided.
     pub fn new(rank: &'r dyn Rank, config: &Config) -> Result<RunRanks<'r>> {
-        Ok(RunRanks {
-            division: divided(config, rank.world_size(), rank.rank())?,
-            traced: Arc::new(TracedRank::new(rank)),
-            control: rank.control(0, LIMIT)?,
-            rank,
-        })
+        let division = divided(config, rank.world_size(), rank.rank())?;
+        RunRanks::divided(rank, division)
+    }
+
+    /// The ranks of the world of `rank`, which `state` divides. Its degrees and order take the place of
+    /// those of `config.parallel`, whose other keys count. One world can have several.
+    ///
+    /// # Errors
+    /// As [`RunRanks::new`]; when the state has other ranks than the world; when `config.parallel`
+    /// contradicts it.
+    pub fn of_state(
+        rank: &'r dyn Rank,
+        state: &ParallelState,
+        config: &Config,
+    ) -> Result<RunRanks<'r>> {
+        check_state(state, config, rank.world_size())?;
+        RunRanks::divided(rank, Division::new(state, config, rank.rank())?)
+    }
+
+    fn divided(rank: &'r dyn Rank, division: Division) -> Result<RunRanks<'r>> {
+        let (traced, control) = (Arc::new(TracedRank::new(rank)), rank.control(0, LIMIT)?);
+        Ok(RunRanks { rank, traced, control, division })
     }
 
     /// The number of this rank.
@@ -291,7 +307,27 @@ pub fn check_ranks(config: &Config, ranks: usize) -> Result<()> {
 fn divided(config: &Config, ranks: usize, rank: usize) -> Result<Division> {
     let checked = ParallelConfig::new(&config.parallel.settings(ranks));
     let checked = checked.map_err(|found| Error::from(found).context("[parallel]"))?;
-    Division::new(checked, config, rank)
+    Division::new(&ParallelState::new(checked), config, rank)
+}
+
+/// Checks that `state` has all of `ranks` ranks, and that `config.parallel` does not contradict it.
+fn check_state(state: &ParallelState, config: &Config, ranks: usize) -> Result<()> {
+    let (own, first) = (state.ranks().len(), state.ranks()[0]);
+    ensure!(
+        own == ranks && (0..ranks).all(|rank| state.contains(rank)),
+        Invalid,
+        "the state has {own} ranks from {first} on, but the world has {ranks}; create it on all of them"
+    );
+    for (kind, degree) in config.parallel.degrees() {
+        let (name, of_state) = (kind.name(), state.config().degree(kind));
+        let given = if let Degree::Ranks(given @ 2..) = degree { given } else { of_state };
+        let problem = format!("parallel.{name} is {given}, but the state has {of_state}");
+        ensure!(given == of_state, Invalid, "{problem}; leave it out");
+    }
+    let (order, of_state) = (&config.parallel.order, state.config().order());
+    let problem = format!("parallel.order is {order}, but the state has {of_state}");
+    ensure!(order.is_empty(), Invalid, "{problem}; leave it out");
+    Ok(())
 }
 
 impl fmt::Debug for RunRanks<'_> {

@@ -1,6 +1,7 @@
 //! All tests of the crate, in one process.
 
 mod domains;
+mod guide;
 mod import;
 mod imports;
 mod megatron;

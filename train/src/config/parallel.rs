@@ -149,7 +149,7 @@ impl Default for ParallelTable {
 
 impl ParallelTable {
     /// All degrees.
-    fn degrees(&self) -> [(Parallelism, Degree); 9] {
+    pub(crate) fn degrees(&self) -> [(Parallelism, Degree); 9] {
         Parallelism::ALL.map(|kind| {
             let degree = match kind {
                 Parallelism::Pp => self.pp,

@@ -5,7 +5,7 @@ use std::path::Path;
 use meshgrad_ckpt::io_error;
 use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
-use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
+use meshgrad_dist::parallel::ParallelState;
 use meshgrad_mesh::{Mesh, Placement, Sharding, Size};
 use meshgrad_models::{Model, ModelParallelism, ModelPlan, TokenBatch};
 use meshgrad_pipeline::{Auto, Schedule, Shape};
@@ -76,9 +76,8 @@ enum Tokens {
 }
 
 impl Division {
-    /// The division over the ranks of `checked`.
-    pub(super) fn new(checked: ParallelConfig, config: &Config, rank: usize) -> Result<Division> {
-        let state = ParallelState::new(checked);
+    /// The division over the ranks of `state`.
+    pub(super) fn new(state: &ParallelState, config: &Config, rank: usize) -> Result<Division> {
         let axes = |group| -> Result<Vec<String>> {
             let axes = state.axes(DOMAIN, group)?.into_iter();
             Ok(axes.map(str::to_owned).collect())
@@ -109,7 +108,7 @@ impl Division {
             rank,
             whole_matrices: config.parallel.whole_matrices || is_muon,
         };
-        division.experts = division.expert_axes(&state)?;
+        division.experts = division.expert_axes(state)?;
         if is_muon && !division.tensor.is_empty() {
             let problem = "muon updates whole matrices, which parallel.tp divides; use another \
                            optimizer, or parallel.tp = 1";

@@ -28,5 +28,6 @@ mod slots;
 mod small;
 mod small_moe;
 mod start_from;
+mod states;
 mod together;
 mod trainer;

@@ -8,6 +8,7 @@ use std::path::Path;
 use meshgrad_error::error;
 use meshgrad_mesh::Size;
 
+use super::megatron::timeout;
 use super::scalar::Scalar;
 use super::tree::Tree;
 use super::{of_file, of_tree};
@@ -63,9 +64,24 @@ fn read(file: &Tree, settings: &mut Settings) {
             }
         }
     }
+    shard_experts(file, settings);
     order(file, settings);
     data(file, settings);
     secondary_shards(file, settings);
+    if let Some(minutes) = file.get("distributed_timeout_minutes") {
+        timeout(&minutes.scalar(), &minutes.location, settings);
+    }
+}
+
+/// Shards experts as other parameters are, which the pull request does by default. The release, whose
+/// key for the number of expert ranks is another, leaves them whole.
+fn shard_experts(file: &Tree, settings: &mut Settings) {
+    let is_set = settings.degrees.contains_key(&Parallelism::Etp);
+    let tensor = settings.degrees.get(&Parallelism::Tp).and_then(|given| given.first());
+    let (key, size) = ("expert_model_parallel_size", tensor.map(|tensor| tensor.value));
+    if let (Some(_), Some(size), false) = (file.get(key), size, is_set) {
+        settings.set(Parallelism::Etp, size, Source::default_of("DeepSpeed"));
+    }
 }
 
 fn order(file: &Tree, settings: &mut Settings) {

@@ -62,7 +62,7 @@ pub fn megatron_arguments<S: AsRef<str>>(arguments: impl IntoIterator<Item = S>)
                 "--high-priority-stream-groups" => high_priority(values, &location, &mut settings),
                 "--distributed-timeout-minutes" => {
                     if let Some(minutes) = one_value(flag, values, &mut settings) {
-                        timeout(minutes, &location, &mut settings);
+                        timeout(&number(minutes), &location, &mut settings);
                     }
                 }
                 _ => {}
@@ -126,10 +126,12 @@ fn high_priority(groups: &[String], location: &Source, settings: &mut Settings) 
     }
 }
 
-fn timeout(minutes: &str, location: &Source, settings: &mut Settings) {
-    let minutes = number(minutes).count_or_reject(settings, "a number of minutes", location);
+/// Sets the time limit of the groups that a state has, which are not those of `hcp`.
+pub(super) fn timeout(minutes: &Scalar, location: &Source, settings: &mut Settings) {
+    let minutes = minutes.count_or_reject(settings, "a number of minutes", location);
     let seconds = minutes.and_then(|minutes| (minutes as u64).checked_mul(60));
-    for group in seconds.into_iter().flat_map(|_| GROUPS) {
+    let groups = GROUPS.into_iter().filter(|group| *group != "hcp").chain(["sp", "sp_dp"]);
+    for group in groups.filter(|_| seconds.is_some()) {
         let mut options = GroupOptions::default();
         options.timeout = seconds.map(Duration::from_secs);
         settings.options(group, options, location.clone());
