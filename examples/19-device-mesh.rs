@@ -32,7 +32,7 @@ const SCRIPTS: [Script; 4] = [
 ];
 
 const ROWS: usize = 16; // of the batch of all ranks
-/// Of weights from those of one rank: each of five steps rounds them by at most 3e-8.
+/// The largest difference of a weight from one rank's: each of five steps rounds by at most 3e-8.
 const TOLERANCE: f32 = 1.5e-7;
 
 /// A rank's groups, and the sums of their ranks.
@@ -173,7 +173,10 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         ["--device", "emulator"] => Local::new(8).devices(gpus()?).launch(|rank| run(rank))?,
         [] if Environment::read()?.is_none() => Local::run(8, |rank| run(rank))?,
         [] => vec![run(&ProcessRank::from_env()?)?],
-        _ => return Err("usage: 19-device-mesh [SCRIPT] [--ranks 8|--device emulator]".into()),
+        _ => {
+            let names = SCRIPTS.map(|(name, _)| name).join("|");
+            return Err(format!("usage: 19-device-mesh [{names}] [--ranks 8|--device emulator]").into());
+        }
     };
     println!("{}", ranks.join("\n"));
     Ok(())

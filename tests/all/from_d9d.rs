@@ -48,13 +48,17 @@ fn the_commands_of_from_d9d_run() {
     ["configs", "docs"].iter().for_each(|it| symlink(root.join(it), dir.path(it)).unwrap());
     let page = fs::read_to_string(dir.path("docs/from-d9d.md")).unwrap();
     let is_command = |text: &&str| text.starts_with("sh\n") || text.starts_with("meshgrad ");
-    for text in page.split('`').filter(is_command) {
+    let commands: Vec<_> = page.split('`').filter(is_command).collect();
+    assert!(commands.len() >= 18, "{commands:?}");
+    for text in commands {
         let command = text.trim_start_matches("sh\n").replace("meshgrad ", &format!("{MESHGRAD} "));
         Output::of(Command::new("sh").args(["-ec", &command]).current_dir(dir.path(""))).success();
     }
     let losses = |run| metrics::read(&dir.path(run).join("metrics.jsonl")).unwrap();
     let (eight, one) = (losses("eight"), losses("one"));
-    assert_eq!((eight.len(), one.len()), (3, 2));
-    let both = eight.iter().zip(&one);
-    both.for_each(|(eight, one)| assert_relative_eq!(eight.loss, one.loss, max_relative = 1e-5));
+    assert_eq!((eight.len(), one.len()), (3, 3));
+    for (eight, one) in eight.iter().zip(&one) {
+        assert_relative_eq!(eight.loss, one.loss, max_relative = 1e-5);
+        assert_relative_eq!(eight.grad_norm, one.grad_norm, max_relative = 1e-4);
+    }
 }

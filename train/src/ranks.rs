@@ -55,8 +55,8 @@ impl<'r> RunRanks<'r> {
     /// # Errors
     /// When the degrees do not fit the number of ranks, or sequences cannot be divided.
     pub fn new(rank: &'r dyn Rank, config: &Config) -> Result<RunRanks<'r>> {
-        let division = divided(config, rank.world_size(), rank.rank())?;
-        RunRanks::divided(rank, division)
+        let division = division(config, rank.world_size(), rank.rank())?;
+        RunRanks::with_division(rank, division)
     }
 
     /// The ranks of the world of `rank`, which `state` divides. Its degrees and order take the place of
@@ -71,10 +71,10 @@ impl<'r> RunRanks<'r> {
         config: &Config,
     ) -> Result<RunRanks<'r>> {
         check_state(state, config, rank.world_size())?;
-        RunRanks::divided(rank, Division::new(state, config, rank.rank())?)
+        RunRanks::with_division(rank, Division::new(state, config, rank.rank())?)
     }
 
-    fn divided(rank: &'r dyn Rank, division: Division) -> Result<RunRanks<'r>> {
+    fn with_division(rank: &'r dyn Rank, division: Division) -> Result<RunRanks<'r>> {
         let (traced, control) = (Arc::new(TracedRank::new(rank)), rank.control(0, LIMIT)?);
         Ok(RunRanks { rank, traced, control, division })
     }
@@ -300,11 +300,11 @@ fn of_json(cause: serde_json::Error) -> Error {
 /// # Errors
 /// As [`RunRanks::new`].
 pub fn check_ranks(config: &Config, ranks: usize) -> Result<()> {
-    divided(config, ranks, 0).map(drop)
+    division(config, ranks, 0).map(drop)
 }
 
 /// How `ranks` ranks divide the work, as `rank`.
-fn divided(config: &Config, ranks: usize, rank: usize) -> Result<Division> {
+fn division(config: &Config, ranks: usize, rank: usize) -> Result<Division> {
     let checked = ParallelConfig::new(&config.parallel.settings(ranks));
     let checked = checked.map_err(|found| Error::from(found).context("[parallel]"))?;
     Division::new(&ParallelState::new(checked), config, rank)
@@ -312,11 +312,12 @@ fn divided(config: &Config, ranks: usize, rank: usize) -> Result<Division> {
 
 /// Checks that `state` has all of `ranks` ranks, and that `config.parallel` does not contradict it.
 fn check_state(state: &ParallelState, config: &Config, ranks: usize) -> Result<()> {
-    let (own, first) = (state.ranks().len(), state.ranks()[0]);
+    let (own, missing) = (state.ranks().len(), (0..ranks).find(|rank| !state.contains(*rank)));
     ensure!(
-        own == ranks && (0..ranks).all(|rank| state.contains(rank)),
+        own == ranks && missing.is_none(),
         Invalid,
-        "the state has {own} ranks from {first} on, but the world has {ranks}; create it on all of them"
+        "the state has {own} ranks{}, but the world has {ranks}; create it on all of them",
+        missing.map_or(String::new(), |rank| format!(", without rank {rank}"))
     );
     for (kind, degree) in config.parallel.degrees() {
         let (name, of_state) = (kind.name(), state.config().degree(kind));
@@ -325,8 +326,11 @@ fn check_state(state: &ParallelState, config: &Config, ranks: usize) -> Result<(
         ensure!(given == of_state, Invalid, "{problem}; leave it out");
     }
     let (order, of_state) = (&config.parallel.order, state.config().order());
-    let problem = format!("parallel.order is {order}, but the state has {of_state}");
-    ensure!(order.is_empty(), Invalid, "{problem}; leave it out");
+    ensure!(
+        order.is_empty(),
+        Invalid,
+        "parallel.order is {order}, but the state has an order of its own, {of_state}; leave it out"
+    );
     Ok(())
 }
 

@@ -96,8 +96,8 @@ impl<S: Vars + Clone> Pipeline<S> {
             flops: Vec::new(),
             has_buffers: !model.buffers().is_empty(),
         };
-        let on = [rank.rank(), rank.world_size()];
-        on_meta(model, on, &cut.stage_mesh()?, |device| {
+        let (rank, world) = (rank.rank(), rank.world_size());
+        on_meta(model, rank, world, &cut.stage_mesh()?, |device| {
             pipeline.pass(cut, model, &batch(device)?, compute, device)
         })?;
         Ok(pipeline)
@@ -262,13 +262,14 @@ fn module(param: &str) -> &str {
 }
 
 /// The FLOPs of the forward pass of what is before the layers of a model, of each layer, and of what
-/// follows them, as rank `on[0]` of `on[1]` ranks, in the mesh of a stage. `model` is not changed.
+/// follows them, as `rank` of `world` ranks, in the mesh of a stage. `model` is not changed.
 ///
 /// # Errors
 /// When the model cannot be cut; those of `batch` and of the passes.
 pub(crate) fn flops<M: Model>(
     model: &M,
-    on: [usize; 2],
+    rank: usize,
+    world: usize,
     mesh: &Mesh,
     compute: Compute,
     batch: impl FnOnce(&Device) -> Result<M::Batch>,
@@ -277,7 +278,7 @@ pub(crate) fn flops<M: Model>(
         .map(|piece| usize::from((1..=model.layers()).contains(&piece)))
         .collect();
     let stages = Stage::of_sizes(&sizes)?;
-    on_meta(model, on, mesh, |device| {
+    on_meta(model, rank, world, mesh, |device| {
         let (batch, mut input, mut costs) = (batch(device)?, None, Vec::new());
         for stage in &stages {
             let before = device.work().flops;
@@ -295,7 +296,8 @@ pub(crate) fn flops<M: Model>(
 /// meanwhile. Ranks send nothing.
 fn on_meta<M: Model, T>(
     model: &M,
-    [rank, world]: [usize; 2],
+    rank: usize,
+    world: usize,
     mesh: &Mesh,
     body: impl FnOnce(&Device) -> Result<T>,
 ) -> Result<T> {

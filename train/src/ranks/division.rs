@@ -456,17 +456,18 @@ impl Division {
         cut.map_err(|error| violation("pipeline.schedule", error.to_string()))
     }
 
-    /// The FLOPs of the ends and the layers of `model` on the first rank of a stage: ranks may have uneven
-    /// shards, and must agree on the stages.
+    /// The FLOPs of the ends and the layers of `model` on the first rank of this rank's stage. Ranks may have
+    /// uneven shards, and must agree on the stages.
     fn flops<M>(&self, model: &M, world: usize) -> Result<Vec<u64>>
     where
         M: Model<Batch = TokenBatch>,
     {
         let first = Division { rank: self.mesh.ranks()[0], ..self.clone() };
         let plan = self.plan(model, Tokens::Sharded)?;
-        plan.apply(model, first.rank)?;
-        let (on, compute) = ([first.rank, world], configured::compute(&self.train));
-        let flops = flops(model, on, &self.mesh, compute, |meta| first.batch_of_zeros(meta));
+        plan.apply(model, first.rank)?; // its shards, for a while
+        let compute = configured::compute(&self.train);
+        let batch = |meta: &Device| first.batch_of_zeros(meta);
+        let flops = flops(model, first.rank, world, &self.mesh, compute, batch);
         plan.apply(model, self.rank)?;
         flops
     }

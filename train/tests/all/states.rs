@@ -177,10 +177,12 @@ fn groups_of_a_state_have_their_own_time_limits() {
 #[test]
 fn a_state_that_does_not_fit_is_refused() {
     let (fits, small) = (state(ACTOR, &ALL), state(ACTOR, &[0, 1, 2, 3]));
+    let others = state(ACTOR, &[8, 9, 10, 11, 12, 13, 14, 15]);
     for (state, keys, expected) in [
         (&fits, &["tp=4"][..], "parallel.tp is 4, but the state has 2; leave it out"),
-        (&fits, &["order=dp-tp-pp"], "parallel.order is dp-tp-pp, but the state has tp-ep-dp-pp"),
-        (&small, &[], "the state has 4 ranks from 0 on, but the world has 8"),
+        (&fits, &["order=dp-tp-pp"], "but the state has an order of its own, tp-ep-dp-pp; leave it out"),
+        (&small, &[], "the state has 4 ranks, without rank 4, but the world has 8"),
+        (&others, &[], "the state has 8 ranks, without rank 0, but the world has 8"),
     ] {
         let config = config(keys);
         let of_state = |rank: &LocalRank| RunRanks::of_state(rank, state, &config).map(drop);

@@ -73,8 +73,8 @@ fn read(file: &Tree, settings: &mut Settings) {
     }
 }
 
-/// Shards experts as other parameters are, which the pull request does by default. The release, whose
-/// key for the number of expert ranks is another, leaves them whole.
+/// With the pull request's key for experts, etp defaults to the tp of the file. With the release's key
+/// it defaults to 1.
 fn shard_experts(file: &Tree, settings: &mut Settings) {
     let is_set = settings.degrees.contains_key(&Parallelism::Etp);
     let tensor = settings.degrees.get(&Parallelism::Tp).and_then(|given| given.first());

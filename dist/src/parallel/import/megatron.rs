@@ -126,7 +126,7 @@ fn high_priority(groups: &[String], location: &Source, settings: &mut Settings) 
     }
 }
 
-/// Sets the time limit of the groups that a state has, which are not those of `hcp`.
+/// Sets the timeout of every Megatron group that a state has (all but `hcp`), and of `sp` and `sp_dp`.
 pub(super) fn timeout(minutes: &Scalar, location: &Source, settings: &mut Settings) {
     let minutes = minutes.count_or_reject(settings, "a number of minutes", location);
     let seconds = minutes.and_then(|minutes| (minutes as u64).checked_mul(60));

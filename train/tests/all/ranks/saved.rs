@@ -63,6 +63,8 @@ fn meshes() -> Vec<Degrees> {
 /// Where homes and experts are, on few axes.
 fn homes(has_experts: bool) -> Vec<Degrees> {
     let mut all = vec![
+        degrees(&[("dp_shard", 3)], &[]),
+        degrees(&[("dp_replicate", 3)], &[]),
         degrees(&[("dp_shard", 3)], &["parallel.home=zero1"]),
         degrees(&[("dp_shard", 3)], &["parallel.whole_matrices=true"]),
         degrees(&[("pp", 2), ("tp", 2), ("dp_shard", 2)], &["pipeline.schedule='zbv'"]),
@@ -86,7 +88,7 @@ fn ranks_save_the_files_of_one_rank() {
         let expected = files(&saved);
         for (number, mesh) in meshes.iter().enumerate() {
             let run = place.path(&format!("{number}"));
-            save_again(&saved, &run, mesh, false);
+            save_again(&saved, &run, mesh, 1.0);
             let found = files(&run.join("step-000003"));
             assert!(found.keys().eq(expected.keys()), "{mesh:?}");
             for ((file, found), (_, expected)) in found.iter().zip(&expected) {
@@ -94,17 +96,17 @@ fn ranks_save_the_files_of_one_rank() {
                 assert!(found == expected, "{mesh:?}: {} is\n{is}", file.display());
             }
         }
-        save_again(&saved, &place.path("other"), &degrees(&[("pp", 2)], &[]), true);
+        save_again(&saved, &place.path("other"), &degrees(&[("pp", 2)], &[]), 2.0);
         assert!(files(&place.path("other/step-000003")) != expected);
     }
 }
 
-/// On ranks, reads a checkpoint and writes what they have to the folder `run`. With `fault`, the last
-/// rank changes one of its values before.
-fn save_again(saved: &Path, run: &Path, (ranks, sets): &Degrees, fault: bool) {
+/// On ranks, reads a checkpoint and writes what they have to the folder `run`. The last rank multiplies
+/// one of its values by `factor` before.
+fn save_again(saved: &Path, run: &Path, (ranks, sets): &Degrees, factor: f64) {
     fs::create_dir(run).unwrap();
     let again = |rank: &LocalRank| -> Result<()> {
-        let fault = fault && rank.rank() + 1 == *ranks;
+        let factor = if rank.rank() + 1 == *ranks { factor } else { 1.0 };
         let saved = Committed::open(saved)?;
         let file = saved.path().join("trainer/config.toml");
         let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
@@ -131,10 +133,8 @@ fn save_again(saved: &Path, run: &Path, (ranks, sets): &Degrees, fault: bool) {
             let trainer = builder.build(&divided, rank.device())?;
             let (model, optimizer) = (&trainer.model, &trainer.optimizer);
             let state = checkpoint::load_state(&saved, model, optimizer, options)?;
-            if fault {
-                let value = model.params()[0].kept_value()?.local();
-                ops::copy_into(&ops::affine(&value, 2.0, 0.0)?, &value)?;
-            }
+            let value = model.params()[0].kept_value()?.local();
+            ops::copy_into(&ops::affine(&value, factor, 0.0)?, &value)?;
             let saved = SavedRun {
                 config: &config,
                 model,

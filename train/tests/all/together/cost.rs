@@ -1,6 +1,6 @@
 //! What a step sends: what each dimension sends alone, and no more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::together::all_dimensions;
 use crate::together::draw::{Combination, Kind};
@@ -45,6 +45,19 @@ fn get(costs: &Costs, axes: &str, kind: &str) -> [u64; 2] {
     *costs.get(&key).unwrap_or_else(|| panic!("no {kind} along {axes}: {costs:?}"))
 }
 
+/// Checks that collectives of these kinds run along these axes, and no others.
+fn runs_only(costs: &Costs, expected: &[(&str, &[&str])]) {
+    let kinds = |(axes, kinds): &(&str, &[&'static str])| {
+        let axes = (*axes).to_owned();
+        kinds.iter().map(|kind| (axes.clone(), (*kind).to_owned())).collect::<Vec<_>>()
+    };
+    let expected: BTreeSet<_> = expected.iter().flat_map(kinds).collect();
+    assert_eq!(costs.keys().cloned().collect::<BTreeSet<_>>(), expected);
+}
+
+const STAGE: &str = "dp_replicate dp_shard cp_shard sp tp";
+const WORLD: &str = "pp dp_replicate dp_shard cp_shard sp tp";
+
 fn all(model: Kind) -> Combination {
     let all = Combination { documents: false, ..all_dimensions(model) };
     if model == Kind::Experts { all.with("ep", 4) } else { all }
@@ -84,8 +97,19 @@ fn dense_layers_send_what_each_degree_sends_alone() {
     let of = all(Kind::Dense);
     let costs = costs(&of, &sent(&of));
     let ranks = of.ranks() as u64;
-    let stage = "dp_replicate dp_shard cp_shard sp tp";
-    for (axes, ranks) in [(&*format!("pp {stage}"), ranks), ("pp", ranks), (stage, ranks / 2)] {
+    let expected: [(&str, &[&str]); 8] = [
+        ("pp", &["send", "recv", "all_reduce"]),
+        ("cp_shard", &["send", "recv"]),
+        ("sp", &["all_to_all"]),
+        // Also of gradients of parameters that all ranks of tensor parallelism have.
+        ("tp", &["all_gather", "reduce_scatter", "all_reduce"]),
+        ("dp_shard cp_shard", &["all_gather", "reduce_scatter"]),
+        ("dp_replicate sp", &["all_reduce"]),
+        (STAGE, &["all_reduce"]),
+        (WORLD, &["all_reduce"]),
+    ];
+    runs_only(&costs, &expected);
+    for (axes, ranks) in [(WORLD, ranks), ("pp", ranks), (STAGE, ranks / 2)] {
         assert_eq!(get(&costs, axes, "all_reduce")[0], ranks, "{axes}");
     }
     let all = (of, costs);
@@ -102,6 +126,22 @@ fn sparse_layers_send_what_each_degree_sends_alone() {
     let of = all(Kind::Experts);
     let sent = sent(&of);
     let costs = costs(&of, &sent);
+    let expected: [(&str, &[&str]); 12] = [
+        ("pp", &["send", "recv", "all_reduce"]),
+        ("cp_shard", &["send", "recv", "all_gather", "reduce_scatter"]),
+        ("sp", &["all_to_all"]),
+        ("sp tp", &["all_to_all"]),
+        ("tp", &["all_gather", "reduce_scatter", "all_reduce"]),
+        ("dp_shard cp_shard", &["all_gather", "reduce_scatter"]),
+        ("dp_replicate sp", &["all_reduce"]),
+        ("dp_replicate dp_shard", &["all_reduce"]),
+        // The balancing losses of a microbatch.
+        ("dp_replicate", &["all_gather", "reduce_scatter"]),
+        ("dp_shard cp_shard sp tp", &["all_reduce"]),
+        (STAGE, &["all_reduce"]),
+        (WORLD, &["all_reduce"]),
+    ];
+    runs_only(&costs, &expected);
     let microbatches = of.microbatches() as u64;
     let bytes =
         |is_expert: bool| -> u64 { sent.iter().map(|it| it.params[usize::from(is_expert)]).sum() };
