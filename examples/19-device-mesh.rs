@@ -175,7 +175,9 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         [] => vec![run(&ProcessRank::from_env()?)?],
         _ => {
             let names = SCRIPTS.map(|(name, _)| name).join("|");
-            return Err(format!("usage: 19-device-mesh [{names}] [--ranks 8|--device emulator]").into());
+            return Err(
+                format!("usage: 19-device-mesh [{names}] [--ranks 8|--device emulator]").into()
+            );
         }
     };
     println!("{}", ranks.join("\n"));

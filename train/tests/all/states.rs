@@ -180,7 +180,7 @@ fn a_state_that_does_not_fit_is_refused() {
     let others = state(ACTOR, &[8, 9, 10, 11, 12, 13, 14, 15]);
     for (state, keys, expected) in [
         (&fits, &["tp=4"][..], "parallel.tp is 4, but the state has 2; leave it out"),
-        (&fits, &["order=dp-tp-pp"], "but the state has an order of its own, tp-ep-dp-pp; leave it out"),
+        (&fits, &["order=dp-tp-pp"], "but the state has an order of its own, tp-ep-dp-pp-cp-sp"),
         (&small, &[], "the state has 4 ranks, without rank 4, but the world has 8"),
         (&others, &[], "the state has 8 ranks, without rank 0, but the world has 8"),
     ] {
