@@ -4,6 +4,8 @@
 #![cfg(target_os = "linux")]
 
 mod emulated;
+#[path = "emulated/nccl.rs"]
+mod nccl;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,12 +14,18 @@ use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, LaunchConfig, PushKernelArg, result};
 use cudarc::nvrtc::Ptx;
 
-fn context() -> Arc<CudaContext> {
+pub(crate) fn open_emulator() {
     emulated::driver(&[
         ("MESHGRAD_EMULATOR_STREAMS", "random:11"),
+        ("MESHGRAD_EMULATOR_DEVICES", "4"),
+        ("MESHGRAD_EMULATOR_SUMS", "perturbed:5"),
         ("MESHGRAD_EMULATOR_QUIET", "1"),
         ("MESHGRAD_EMULATOR_LEAKS", "error"),
     ]);
+}
+
+fn context() -> Arc<CudaContext> {
+    open_emulator();
     CudaContext::new_non_primary(0, 0).expect("contexts can be created")
 }
 

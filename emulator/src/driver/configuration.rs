@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::device::Model;
+use super::nccl::sums::Sums;
 
 /// `MESHGRAD_EMULATOR_DEVICES`: a count (`4`), or models by name (`h200,h200,a100`).
 const DEVICES: &str = "MESHGRAD_EMULATOR_DEVICES";
@@ -16,6 +17,8 @@ const STREAMS: &str = "MESHGRAD_EMULATOR_STREAMS";
 const LEAKS: &str = "MESHGRAD_EMULATOR_LEAKS";
 /// `MESHGRAD_EMULATOR_QUIET`: `1` keeps reports off stderr.
 const QUIET: &str = "MESHGRAD_EMULATOR_QUIET";
+/// `MESHGRAD_EMULATOR_SUMS`: the order of sums in collectives, `ring` or `perturbed:SEED`.
+const SUMS: &str = "MESHGRAD_EMULATOR_SUMS";
 /// `MESHGRAD_EMULATOR_COUNTERS`: `table`, or the path of a file to append counters to.
 const COUNTERS: &str = "MESHGRAD_EMULATOR_COUNTERS";
 
@@ -57,6 +60,7 @@ pub(crate) struct Configuration {
     pub(crate) leaks: Leaks,
     pub(crate) quiet: bool,
     pub(crate) counters: CounterSink,
+    pub(crate) sums: Sums,
 }
 
 impl Default for Configuration {
@@ -70,6 +74,7 @@ impl Default for Configuration {
             leaks: Leaks::Report,
             quiet: false,
             counters: CounterSink::Nowhere,
+            sums: Sums::Ring,
         }
     }
 }
@@ -107,6 +112,8 @@ impl Configuration {
             quiet: variable(QUIET, "0 or 1").parse(parse_switch, default.quiet)?,
             counters: variable(COUNTERS, "table, or a path")
                 .parse(|text| Some(parse_counters(text)), default.counters)?,
+            sums: variable(SUMS, "ring, or perturbed:SEED with a number as seed")
+                .parse(parse_sums, default.sums)?,
         })
     }
 }
@@ -138,6 +145,13 @@ fn parse_devices(text: &str) -> Option<Vec<Model>> {
     match text.parse::<usize>() {
         Ok(count) => (count <= 64).then(|| vec![Model::H200; count]),
         Err(_) => text.split(',').map(|name| Model::named(name.trim())).collect(),
+    }
+}
+
+fn parse_sums(text: &str) -> Option<Sums> {
+    match text.strip_prefix("perturbed:") {
+        Some(seed) => seed.parse().ok().map(Sums::Perturbed),
+        None => (text == "ring").then_some(Sums::Ring),
     }
 }
 

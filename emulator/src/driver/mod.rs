@@ -23,6 +23,7 @@ mod launch;
 mod leaks;
 mod memory;
 mod module;
+mod nccl;
 mod occupancy;
 mod pointer;
 mod pool;
@@ -84,6 +85,7 @@ struct State {
     pools: Table<Pool>,
     graphs: Table<Graph>,
     executables: Table<Executable>,
+    nccl: nccl::Communicators,
     captures: BTreeMap<CaptureId, Capture>,
     captures_begun: u64,
     ownership: Ownership,
@@ -169,10 +171,17 @@ impl Driver {
                     let woken = self.changed.wait(state);
                     woken.unwrap_or_else(PoisonError::into_inner)
                 }
-                None => {
-                    let slept = self.changed.wait_timeout(state, POLL);
-                    slept.unwrap_or_else(PoisonError::into_inner).0
-                }
+                None => match state.deadlock() {
+                    Some((contexts, error)) => {
+                        self.reports.report_failure(&error);
+                        contexts.into_iter().for_each(|context| state.fail(context, error.clone()));
+                        state
+                    }
+                    None => {
+                        let slept = self.changed.wait_timeout(state, POLL);
+                        slept.unwrap_or_else(PoisonError::into_inner).0
+                    }
+                },
             };
         }
         state
@@ -185,7 +194,10 @@ impl Driver {
         drop(state);
         let outcome = match is_healthy {
             true => catch_panic(|| self.perform(work)),
-            false => Ok(()),
+            false => {
+                work.meetings().iter().for_each(|(meeting, member)| meeting.leave(*member));
+                Ok(())
+            }
         };
         let mut state = self.lock();
         state.schedule.finish(ticket);
@@ -223,6 +235,7 @@ impl State {
             pools,
             graphs: Table::default(),
             executables: Table::default(),
+            nccl: nccl::Communicators::default(),
             captures: BTreeMap::new(),
             captures_begun: 0,
             ownership: Ownership::default(),
@@ -231,8 +244,9 @@ impl State {
     }
 
     fn start(&mut self) -> Option<Started> {
-        let space = &self.space;
-        self.schedule.start(|work| work.may_run(space))
+        let (space, contexts) = (&self.space, &self.contexts);
+        let has_failed = |context| contexts.get(context).is_ok_and(|it| it.failure.is_some());
+        self.schedule.start(has_failed, |work| work.may_run(space))
     }
 
     /// Fails with the context's first error if the context has failed.

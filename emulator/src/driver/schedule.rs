@@ -5,10 +5,12 @@
 //! random order chooses among all of them. A program with a missing event dependency fails with
 //! some seed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::configuration::StreamOrder;
 use super::context::ContextHandle;
+use super::nccl::meeting::Meeting;
 use super::work::Work;
 use crate::machine::random::Random;
 
@@ -84,10 +86,23 @@ impl Schedule {
         }
     }
 
-    /// Takes an operation whose dependencies have finished and for which `may_run` returns true.
-    pub(crate) fn start(&mut self, may_run: impl Fn(&Work) -> bool) -> Option<Started> {
+    /// Takes an operation whose dependencies have finished, of a context that has failed, or for which
+    /// `may_run` returns true and whose peers are resident.
+    pub(crate) fn start(
+        &mut self,
+        has_failed: impl Fn(ContextHandle) -> bool,
+        may_run: impl Fn(&Work) -> bool,
+    ) -> Option<Started> {
+        let pending = &self.pending;
+        let is_resident = |ticket| pending.get(&ticket).is_none_or(|it| it.after.is_empty());
+        let can_end = |work: &Work| {
+            let mut meetings = work.meetings().iter();
+            meetings.all(|(meeting, member)| meeting.can_end(*member, is_resident))
+        };
         let is_ready = |operation: &Operation| {
-            operation.after.is_empty() && operation.work.as_ref().is_some_and(&may_run)
+            let may_start =
+                |work| has_failed(operation.context) || (may_run(work) && can_end(work));
+            operation.after.is_empty() && operation.work.as_ref().is_some_and(may_start)
         };
         let mut ready = self.pending.iter().filter(|(_, it)| is_ready(it));
         let ticket = match &mut self.draw {
@@ -99,6 +114,40 @@ impl Schedule {
         };
         let operation = self.pending.get_mut(&ticket)?;
         Some(Started { ticket, context: operation.context, work: operation.work.take()? })
+    }
+
+    /// Resident operations that wait for peers which can never become resident, whatever else is submitted, with
+    /// their contexts.
+    pub(crate) fn stuck(&self) -> Vec<(ContextHandle, Arc<Meeting>)> {
+        let mut possible = BTreeSet::new();
+        loop {
+            let follows = |ticket: &Ticket| possible.contains(ticket) || self.is_done(*ticket);
+            let becomes_resident =
+                |ticket| self.pending.get(&ticket).is_none_or(|it| it.after.iter().all(follows));
+            let may_end = |operation: &Operation| {
+                let meetings = operation.work.iter().flat_map(|work| work.meetings());
+                operation.after.iter().all(follows)
+                    && meetings.into_iter().all(|(meeting, _)| meeting.may_end(becomes_resident))
+            };
+            let more = self
+                .pending
+                .iter()
+                .filter(|(ticket, it)| !possible.contains(*ticket) && may_end(it));
+            let more: Vec<Ticket> = more.map(|(ticket, _)| *ticket).collect();
+            if more.is_empty() {
+                break;
+            }
+            possible.extend(more);
+        }
+        let stuck = self
+            .pending
+            .iter()
+            .filter(|(ticket, it)| it.after.is_empty() && !possible.contains(*ticket));
+        let meetings = stuck.flat_map(|(_, it)| {
+            let own = it.work.iter().flat_map(|work| work.meetings());
+            own.map(|(meeting, _)| (it.context, meeting.clone()))
+        });
+        meetings.collect()
     }
 
     /// Marks an operation as finished.
@@ -144,7 +193,7 @@ mod tests {
     /// Runs everything and returns the order as submission indices.
     fn run(schedule: &mut Schedule, tickets: &[Ticket]) -> Vec<usize> {
         let mut order = Vec::new();
-        while let Some(started) = schedule.start(|_| true) {
+        while let Some(started) = schedule.start(|_| false, |_| true) {
             order.extend(tickets.iter().position(|it| *it == started.ticket));
             schedule.finish(started.ticket);
         }
@@ -194,10 +243,10 @@ mod tests {
         let mut schedule = Schedule::new(StreamOrder::Ordered);
         let first = schedule.add(context, vec![], Work::Join);
         schedule.add(context, vec![first], Work::Join);
-        assert!(schedule.start(|_| false).is_none());
+        assert!(schedule.start(|_| false, |_| false).is_none());
         assert!(!schedule.is_running());
-        assert_eq!(schedule.start(|_| true).unwrap().ticket, first);
+        assert_eq!(schedule.start(|_| false, |_| true).unwrap().ticket, first);
         assert!(schedule.is_running());
-        assert!(schedule.start(|_| true).is_none());
+        assert!(schedule.start(|_| false, |_| true).is_none());
     }
 }

@@ -9,6 +9,7 @@ use super::Driver;
 use super::error::{Code, Error, Result};
 use super::ffi::host::{HostCall, HostRange};
 use super::launch::KernelCall;
+use super::nccl::meeting::Meeting;
 
 /// A stream operation.
 #[derive(Clone)]
@@ -39,6 +40,8 @@ pub(crate) enum Work {
     Free {
         address: u64,
     },
+    /// A collective, or transfers that run together: the meetings, and this rank's place in each.
+    Meet(Arc<[(Arc<Meeting>, usize)]>),
 }
 
 /// One end of a copy.
@@ -135,6 +138,14 @@ impl Condition {
 }
 
 impl Work {
+    /// What it does together with other operations.
+    pub(crate) fn meetings(&self) -> &[(Arc<Meeting>, usize)] {
+        match self {
+            Work::Meet(meetings) => meetings,
+            _ => &[],
+        }
+    }
+
     /// Whether it may run once its dependencies have finished.
     pub(crate) fn may_run(&self, space: &AddressSpace) -> bool {
         let Work::WaitValue { at, condition } = self else {
@@ -173,6 +184,13 @@ impl Driver {
                 space.read(at, &mut [0; 8][..condition.bytes]).map_err(late)
             }
             Work::Free { address } => self.perform_free(address),
+            Work::Meet(meetings) => {
+                let sums = self.configuration.sums;
+                let mut meetings = meetings.iter();
+                meetings
+                    .try_for_each(|(meeting, member)| meeting.run(*member, space, sums))
+                    .map_err(late)
+            }
         }
     }
 }

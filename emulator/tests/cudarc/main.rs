@@ -8,6 +8,8 @@ mod errors;
 mod examples;
 mod launches;
 mod memory;
+#[path = "../emulated/nccl.rs"]
+mod nccl;
 mod streams;
 mod structures;
 
@@ -18,7 +20,7 @@ use cudarc::driver::CudaContext;
 
 pub(crate) fn context(device: usize) -> Arc<CudaContext> {
     open();
-    CudaContext::new(device).expect("the emulator has two devices")
+    CudaContext::new(device).expect("the emulator has four devices")
 }
 
 /// A separate context, for tests that invalidate it.
@@ -27,9 +29,13 @@ pub(crate) fn own_context() -> Arc<CudaContext> {
     CudaContext::new_non_primary(0, 0).expect("contexts can be created")
 }
 
+pub(crate) fn open_emulator() {
+    open();
+}
+
 pub(crate) fn open() -> &'static libloading::os::unix::Library {
     emulated::driver(&[
-        ("MESHGRAD_EMULATOR_DEVICES", "h200,a100"),
+        ("MESHGRAD_EMULATOR_DEVICES", "h200,a100,h200,h200"),
         ("MESHGRAD_EMULATOR_MEMORY", "64MiB"),
         ("MESHGRAD_EMULATOR_QUIET", "1"),
     ])

@@ -11,13 +11,13 @@ use crate::{SQUARE, context, own_context, report};
 #[test]
 fn devices_are_configured_by_the_environment() -> Result<(), DriverError> {
     let (h200, a100) = (context(0), context(1));
-    assert_eq!(CudaContext::device_count()?, 2);
+    assert_eq!(CudaContext::device_count()?, 4);
     assert!(h200.name()?.contains("H200") && a100.name()?.contains("A100"));
     assert_eq!((h200.compute_capability()?, a100.compute_capability()?), ((9, 0), (8, 0)));
     assert_eq!(h200.total_mem()?, 64 << 20);
     assert_ne!(h200.uuid()?.bytes, a100.uuid()?.bytes);
     assert!(h200.has_async_alloc());
-    let error = CudaContext::new(2).unwrap_err();
+    let error = CudaContext::new(4).unwrap_err();
     assert_eq!(error.0, CUresult::CUDA_ERROR_INVALID_DEVICE);
     Ok(())
 }

@@ -23,7 +23,7 @@ pub(crate) fn driver(variables: &[(&str, &str)]) -> &'static Library {
 }
 
 /// The emulator's library, which cargo builds next to the test executable or one folder above.
-fn path() -> PathBuf {
+pub(crate) fn path() -> PathBuf {
     let test = env::current_exe().expect("the test executable has a path");
     let folders = test.ancestors().skip(1).take(2);
     let found = folders.map(|folder| folder.join("libmeshgrad_emulator.so"));

@@ -14,6 +14,7 @@ pub(super) mod host;
 mod launch;
 mod memory;
 mod module;
+mod nccl;
 mod pool;
 mod stream;
 mod transfer;

@@ -1,0 +1,17 @@
+//! NVIDIA's collective library, opened at run time: its functions, its configuration, its errors. Nothing
+//! here is linked, so that a program without NCCL runs, and one build works with every version from 2.19.
+//!
+//! Facts are from `nccl.h` of 2.19 to 2.32 and the user guide; `scripts/prove/nccl-library` compares them with
+//! the headers and the libraries of NVIDIA's wheels.
+
+mod config;
+mod functions;
+mod library;
+mod status;
+mod version;
+
+pub use config::Config;
+pub use functions::{Functions, Handle, UniqueId};
+pub use library::{Library, VARIABLE};
+pub use status::Status;
+pub use version::Version;

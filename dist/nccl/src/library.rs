@@ -1,0 +1,148 @@
+//! Finding and opening the library.
+
+use std::env;
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use libloading::Library as Dynamic;
+use meshgrad_error::{Error, Result, ensure, error};
+
+use crate::{Functions, Status, UniqueId, Version};
+
+/// The environment variable with the path of the library. Without it, the dynamic linker looks for the library.
+pub const VARIABLE: &str = "MESHGRAD_NCCL";
+/// NVIDIA's packages and wheels have the first one, developer packages also the second.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// An open library.
+#[derive(Debug)]
+pub struct Library {
+    functions: Functions,
+    version: Version,
+    path: PathBuf,
+}
+
+impl Library {
+    /// The library of this process, which is opened by the first call: the file that [`VARIABLE`] names, otherwise
+    /// `libnccl.so.2` where the dynamic linker finds it. It is never closed.
+    ///
+    /// # Errors
+    /// When there is none, or it is not NCCL 2.19 or newer.
+    pub fn open() -> Result<&'static Library> {
+        static OPEN: OnceLock<Result<Library>> = OnceLock::new();
+        let opened = || Library::named(env::var_os(VARIABLE).as_deref());
+        OPEN.get_or_init(opened).as_ref().map_err(Error::clone)
+    }
+
+    /// As [`Library::open`], with `path` in place of the value of the variable, and whatever the process has
+    /// opened.
+    ///
+    /// # Errors
+    /// As [`Library::open`].
+    pub fn named(path: Option<&OsStr>) -> Result<Library> {
+        let paths = match path.filter(|path| !path.is_empty()) {
+            Some(path) => vec![PathBuf::from(path)],
+            None => NAMES.map(PathBuf::from).to_vec(),
+        };
+        let mut problems = Vec::new();
+        for path in paths {
+            // SAFETY: libraries of these names are NCCL, whose initializers are NVIDIA's.
+            match unsafe { Dynamic::new(&path) } {
+                Ok(library) => return Library::of(library, path),
+                Err(error) => problems.push(cause(&error)),
+            }
+        }
+        Err(error!(
+            Missing,
+            "no NCCL: {}; install it (the Debian package libnccl2, or the Python wheel nvidia-nccl-cu13), or \
+             set {VARIABLE} to the path of libnccl.so.2",
+            problems.join("; ")
+        ))
+    }
+
+    fn of(library: Dynamic, path: PathBuf) -> Result<Library> {
+        let opened = || -> Result<(Functions, Version)> {
+            // SAFETY: the caller has opened NCCL. What is not lacks functions of these names.
+            let functions = unsafe { Functions::of(&library) }?;
+            let mut code: c_int = 0;
+            // SAFETY: the pointer is valid, and the function needs nothing before.
+            let status = unsafe { (functions.get_version)(&raw mut code) };
+            ensure!(status == Status::SUCCESS, System, "its ncclGetVersion returned {}", status.0);
+            let version = Version::of_code(code);
+            let oldest = Version::OLDEST;
+            ensure!(
+                version >= oldest,
+                Unsupported,
+                "it has version {version}; use {oldest} or newer"
+            );
+            Ok((functions, version))
+        };
+        let opened = opened();
+        let (functions, version) = opened
+            .map_err(|error| error.context(format!("cannot use {} as NCCL", path.display())))?;
+        std::mem::forget(library); // Its threads and its handlers of exit must stay.
+        Ok(Library { functions, version, path })
+    }
+
+    /// Its functions.
+    pub fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// Its version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// A new id, for one communicator. A thread of this process serves it until all ranks have joined.
+    ///
+    /// # Errors
+    /// When the library has no network interface to listen on.
+    pub fn unique_id(&self) -> Result<UniqueId> {
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: the pointer is valid.
+        let status = unsafe { (self.functions.get_unique_id)(&raw mut id) };
+        self.check(status, "ncclGetUniqueId")?;
+        Ok(id)
+    }
+
+    /// Whether a call of `function` succeeded.
+    ///
+    /// # Errors
+    /// When not, with the library's last message, which can be that of another call.
+    pub fn check(&self, status: Status, function: &str) -> Result<()> {
+        if status == Status::SUCCESS {
+            return Ok(());
+        }
+        // SAFETY: a null communicator asks for the last message of all.
+        let message = text(unsafe { (self.functions.get_last_error)(std::ptr::null_mut()) });
+        let message = match message.trim() {
+            "" => String::new(),
+            message => format!("; last message of NCCL: {message}"),
+        };
+        let (path, version) = (self.path.display(), self.version);
+        let what = format!("{function} of {path} ({version}): {}{message}", self.text(status));
+        Err(Error::new(status.kind(), what))
+    }
+
+    /// The library's own text for a result.
+    pub fn text(&self, status: Status) -> String {
+        // SAFETY: takes any number and returns a constant.
+        text(unsafe { (self.functions.get_error_string)(status) })
+    }
+}
+
+/// A text of the library, which it keeps.
+fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the library returns texts that end with a zero and live until its next call on this thread.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// The dynamic linker's message.
+fn cause(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |cause| cause.to_string())
+}

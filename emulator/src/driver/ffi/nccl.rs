@@ -1,0 +1,249 @@
+//! Exported functions of NCCL, named as in `nccl.h`. A process opens the emulator's library for both.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+
+use super::arguments::{In, Out, Pointer};
+use super::driver;
+use crate::driver::error::catch_panic;
+use crate::driver::nccl::call::{Buffers, Call, Element, Kind};
+use crate::driver::nccl::group::{self, Action, Issued};
+use crate::driver::nccl::sums::Reduction;
+use crate::driver::nccl::{
+    CommunicatorHandle, IN_PROGRESS, INVALID_ARGUMENT, Refusal, Result, SUCCESS, WorldId, refused,
+    unique_id,
+};
+
+/// The version that is emulated, as `ncclGetVersion` reports it: the last before functions that are missing here.
+const VERSION: c_int = 22807;
+/// The index of `blocking` in `ncclConfig_t`, in integers.
+const BLOCKING_AT: usize = 4;
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([u8; 128]);
+
+thread_local! {
+    /// What `ncclGetLastError` returns.
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Runs the body of an exported function.
+fn call(body: impl FnOnce() -> Result<c_int>) -> c_int {
+    let outcome = catch_panic(|| Ok(body()));
+    match outcome.map_err(Refusal::from).and_then(|done| done) {
+        Ok(code) => code,
+        Err(refusal) => {
+            let message = CString::new(refusal.message).unwrap_or_default();
+            LAST.with_borrow_mut(|last| *last = message);
+            refusal.code
+        }
+    }
+}
+
+macro_rules! exports {
+    ($($(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            $(#[$meta])*
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case)]
+            unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                call(|| $body)
+            }
+        )*
+    };
+}
+
+exports! {
+    fn ncclGetVersion(version: Out<c_int>) {
+        version.set(VERSION)?;
+        Ok(SUCCESS)
+    }
+
+    fn ncclGetUniqueId(id: Out<UniqueId>) {
+        id.set(UniqueId(unique_id()))?;
+        Ok(SUCCESS)
+    }
+
+    fn ncclCommInitRankConfig(
+        communicator: Out<u64>,
+        size: c_int,
+        id: UniqueId,
+        rank: c_int,
+        config: In<c_int>,
+    ) {
+        create(communicator, size, id, rank, config)
+    }
+
+    fn ncclCommInitRankScalable(
+        communicator: Out<u64>,
+        size: c_int,
+        rank: c_int,
+        ids: c_int,
+        id: In<UniqueId>,
+        config: In<c_int>,
+    ) {
+        match ids > 0 {
+            true => create(communicator, size, id.get()?, rank, config),
+            false => refused(INVALID_ARGUMENT, format!("{ids} unique ids are too few")),
+        }
+    }
+
+    fn ncclCommFinalize(communicator: u64) {
+        driver()?.finalize_communicator(CommunicatorHandle::from_raw(communicator))?;
+        Ok(SUCCESS)
+    }
+
+    fn ncclCommDestroy(communicator: u64) {
+        driver()?.destroy_communicator(CommunicatorHandle::from_raw(communicator))?;
+        Ok(SUCCESS)
+    }
+
+    fn ncclCommAbort(communicator: u64) {
+        driver()?.abort_communicator(CommunicatorHandle::from_raw(communicator))?;
+        Ok(SUCCESS)
+    }
+
+    fn ncclCommGetAsyncError(communicator: u64, status: Out<c_int>) {
+        status.set(driver()?.poll_communicator(CommunicatorHandle::from_raw(communicator))?)?;
+        Ok(SUCCESS)
+    }
+
+    fn ncclGroupStart() {
+        group::start();
+        Ok(SUCCESS)
+    }
+
+    fn ncclGroupEnd() {
+        driver()?.end_group()?;
+        Ok(SUCCESS)
+    }
+
+    fn ncclAllReduce(
+        send: Pointer, receive: Pointer, count: usize, element: c_int, by: c_int, communicator: u64, stream: u64,
+    ) {
+        let kind = Kind::AllReduce(reduction(by, element)?);
+        collective(kind, [send, receive], count, element, (communicator, stream))
+    }
+
+    fn ncclReduce(
+        send: Pointer, receive: Pointer, count: usize, element: c_int, by: c_int, root: c_int,
+        communicator: u64, stream: u64,
+    ) {
+        let kind = Kind::Reduce(reduction(by, element)?, index(root)?);
+        collective(kind, [send, receive], count, element, (communicator, stream))
+    }
+
+    fn ncclBroadcast(
+        send: Pointer, receive: Pointer, count: usize, element: c_int, root: c_int, communicator: u64, stream: u64,
+    ) {
+        let kind = Kind::Broadcast(index(root)?);
+        collective(kind, [send, receive], count, element, (communicator, stream))
+    }
+
+    fn ncclAllGather(
+        send: Pointer, receive: Pointer, count: usize, element: c_int, communicator: u64, stream: u64,
+    ) {
+        collective(Kind::AllGather, [send, receive], count, element, (communicator, stream))
+    }
+
+    fn ncclReduceScatter(
+        send: Pointer, receive: Pointer, count: usize, element: c_int, by: c_int, communicator: u64, stream: u64,
+    ) {
+        let kind = Kind::ReduceScatter(reduction(by, element)?);
+        collective(kind, [send, receive], count, element, (communicator, stream))
+    }
+
+    fn ncclAlltoAll(
+        send: Pointer, receive: Pointer, count: usize, element: c_int, communicator: u64, stream: u64,
+    ) {
+        collective(Kind::AllToAll, [send, receive], count, element, (communicator, stream))
+    }
+
+    fn ncclSend(from: Pointer, count: usize, element: c_int, to: c_int, communicator: u64, stream: u64) {
+        let (to, from, element) = (index(to)?, from.address(), element_of(element)?);
+        issue(Action::Send { to, from, count, element }, communicator, stream)
+    }
+
+    fn ncclRecv(to: Pointer, count: usize, element: c_int, from: c_int, communicator: u64, stream: u64) {
+        let (from, to, element) = (index(from)?, to.address(), element_of(element)?);
+        issue(Action::Receive { from, to, count, element }, communicator, stream)
+    }
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+unsafe extern "C" fn ncclGetErrorString(code: c_int) -> *const c_char {
+    let text = match code {
+        0 => c"no error",
+        1 => c"unhandled cuda error",
+        2 => c"unhandled system error",
+        3 => c"internal error",
+        4 => c"invalid argument",
+        5 => c"invalid usage",
+        6 => c"remote process exited or there was a network error",
+        7 => c"NCCL operation in progress",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+unsafe extern "C" fn ncclGetLastError(_communicator: u64) -> *const c_char {
+    LAST.with_borrow(|last| last.as_ptr())
+}
+
+fn create(
+    communicator: Out<u64>,
+    size: c_int,
+    id: UniqueId,
+    rank: c_int,
+    config: In<c_int>,
+) -> Result<c_int> {
+    let is_blocking = match config.is_null() {
+        true => true,
+        false => !matches!(config.at(BLOCKING_AT).get()?, 0),
+    };
+    let (size, rank) = (index(size)?, index(rank)?);
+    let handle = driver()?.create_communicator(size, WorldId::of(&id.0)?, rank, is_blocking)?;
+    communicator.set(handle.raw())?;
+    Ok(if is_blocking { SUCCESS } else { IN_PROGRESS })
+}
+
+fn collective(
+    kind: Kind,
+    [send, receive]: [Pointer; 2],
+    count: usize,
+    element: c_int,
+    (communicator, stream): (u64, u64),
+) -> Result<c_int> {
+    let call = Call { kind, count, element: element_of(element)? };
+    let buffers = Buffers { send: send.address(), receive: receive.address() };
+    issue(Action::Collective(call, buffers), communicator, stream)
+}
+
+fn issue(action: Action, communicator: u64, stream: u64) -> Result<c_int> {
+    let communicator = CommunicatorHandle::from_raw(communicator);
+    driver()?.issue(Issued { communicator, stream, action })?;
+    Ok(SUCCESS)
+}
+
+fn index(number: c_int) -> Result<usize> {
+    usize::try_from(number)
+        .or_else(|_| refused(INVALID_ARGUMENT, format!("{number} is not a rank or a size")))
+}
+
+fn element_of(code: c_int) -> Result<Element> {
+    Element::of_code(code)
+        .map_or_else(|| refused(INVALID_ARGUMENT, format!("{code} is not an ncclDataType_t")), Ok)
+}
+
+fn reduction(code: c_int, element: c_int) -> Result<Reduction> {
+    if matches!(element_of(element)?, Element::F8E4m3 | Element::F8E5m2) {
+        return refused(INVALID_ARGUMENT, "sums of fp8 are not emulated");
+    }
+    Reduction::of_code(code)
+        .map_or_else(|| refused(INVALID_ARGUMENT, format!("{code} is not an ncclRedOp_t")), Ok)
+}

@@ -1,0 +1,114 @@
+//! The members of one collective or transfer.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::call::{Buffers, Call, Kind};
+use super::sums::Sums;
+use super::{INVALID_USAGE, Refusal, Result, WorldId};
+use crate::driver::schedule::Ticket;
+use crate::memory::{AddressSpace, MemoryError};
+
+/// One collective, or one transfer, whose members are the sender and the receiver.
+pub(crate) struct Meeting {
+    /// Such as `collective 3 of communicator 1`.
+    name: String,
+    call: Call,
+    members: Mutex<Members>,
+}
+
+struct Members {
+    present: Vec<Option<Member>>,
+    /// Those that have aborted or failed.
+    left: Vec<bool>,
+    is_done: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+struct Member {
+    ticket: Ticket,
+    buffers: Buffers,
+}
+
+impl Meeting {
+    pub(crate) fn new(name: String, call: Call, size: usize) -> Meeting {
+        let members =
+            Members { present: vec![None; size], left: vec![false; size], is_done: false };
+        Meeting { name, call, members: Mutex::new(members) }
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn call(&self) -> &Call {
+        &self.call
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Checks that member `member` calls what the others have called.
+    pub(crate) fn check(&self, member: usize, call: &Call, world: WorldId) -> Result<()> {
+        if self.call == *call {
+            return Ok(());
+        }
+        let first = self.members().present.iter().position(Option::is_some).unwrap_or_default();
+        let who = |member: usize| match (self.call.kind, member) {
+            (Kind::Transfer, 0) => "the sender".to_owned(),
+            (Kind::Transfer, _) => "the receiver".to_owned(),
+            _ => format!("rank {member}"),
+        };
+        let (name, first, member) = (&self.name, who(first), who(member));
+        Err(Refusal {
+            code: INVALID_USAGE,
+            message: format!("{name}: {first} called {}, but {member} called {call}", self.call),
+            fault_of: Some(world),
+        })
+    }
+
+    /// A member's operation.
+    pub(crate) fn join(&self, member: usize, ticket: Ticket, buffers: Buffers) {
+        self.members().present[member] = Some(Member { ticket, buffers });
+    }
+
+    /// A member's operation ends without a result, and no other can end.
+    pub(crate) fn leave(&self, member: usize) {
+        self.members().left[member] = true;
+    }
+
+    /// Whether the operation of `member` can end, if operations whose tickets `is_resident` are running.
+    pub(crate) fn can_end(&self, member: usize, is_resident: impl Fn(Ticket) -> bool) -> bool {
+        let members = self.members();
+        let everyone =
+            || members.present.iter().all(|it| it.is_some_and(|it| is_resident(it.ticket)));
+        members.is_done || members.left[member] || (!members.left.contains(&true) && everyone())
+    }
+
+    /// Whether the operation of `member` may end some time, if `is_possible` says which operations may become
+    /// resident. A member that has not come yet may come, and one that waits for a member that left may be
+    /// aborted.
+    pub(crate) fn may_end(&self, is_possible: impl Fn(Ticket) -> bool) -> bool {
+        let members = self.members();
+        let all_present =
+            || members.present.iter().all(|it| it.is_none_or(|it| is_possible(it.ticket)));
+        let is_open = members.present.contains(&None) || members.left.contains(&true);
+        members.is_done || is_open || all_present()
+    }
+
+    /// Moves the data of all members, once.
+    pub(crate) fn run(
+        &self,
+        member: usize,
+        space: &AddressSpace,
+        sums: Sums,
+    ) -> std::result::Result<(), MemoryError> {
+        let mut members = self.members();
+        if members.is_done || members.left[member] {
+            return Ok(());
+        }
+        members.is_done = true;
+        let buffers: Vec<Buffers> = members.present.iter().flatten().map(|it| it.buffers).collect();
+        self.call.run(&buffers, space, sums)
+    }
+}

@@ -1,0 +1,329 @@
+//! NCCL's functions between emulated GPUs, called by a thread per rank.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::thread;
+
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr};
+use meshgrad_mesh::GroupOptions;
+use meshgrad_nccl::{Config, Functions, Handle, Library, Status, UniqueId};
+
+use crate::emulated;
+
+const F32: c_int = 7;
+const I64: c_int = 4;
+const BF16: c_int = 9;
+const SUM: c_int = 0;
+const MAX: c_int = 2;
+const AVERAGE: c_int = 4;
+
+/// One rank of a communicator.
+struct Rank {
+    library: &'static Library,
+    stream: Arc<CudaStream>,
+    communicator: Handle,
+    rank: usize,
+    size: usize,
+}
+
+fn library() -> &'static Library {
+    crate::open_emulator();
+    let path = emulated::path();
+    Box::leak(Box::new(Library::named(Some(path.as_os_str())).unwrap()))
+}
+
+/// Starts to create a communicator on the context that is current.
+fn begin(library: &Library, id: UniqueId, rank: usize, size: usize) -> (Status, Handle) {
+    let (mut communicator, mut config) = (ptr::null_mut(), Config::new(&GroupOptions::default()));
+    let init = library.functions().comm_init_rank_config;
+    let (size, rank) = (size as c_int, rank as c_int);
+    // SAFETY: the pointers are valid.
+    let status = unsafe { init(&mut communicator, size, id, rank, config.as_mut_ptr()) };
+    (status, communicator)
+}
+
+fn poll(library: &Library, communicator: Handle) -> Status {
+    let mut status = Status(0);
+    // SAFETY: the communicator and the pointer are valid.
+    let polled = unsafe { (library.functions().comm_get_async_error)(communicator, &mut status) };
+    assert_eq!(polled, Status::SUCCESS);
+    status
+}
+
+impl Rank {
+    fn join(library: &'static Library, id: UniqueId, rank: usize, size: usize) -> Rank {
+        // Of its own, because some tests end with a context that has failed.
+        let context = CudaContext::new_non_primary(rank, 0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let (status, communicator) = begin(library, id, rank, size);
+        assert_eq!(status, Status::IN_PROGRESS);
+        while poll(library, communicator) == Status::IN_PROGRESS {
+            thread::yield_now();
+        }
+        Rank { library, stream, communicator, rank, size }
+    }
+
+    fn functions(&self) -> &Functions {
+        self.library.functions()
+    }
+
+    /// Runs a call that sends `input` and receives `count` elements.
+    fn call<T: DeviceRepr + Default + Clone + Copy>(
+        &self,
+        input: &[T],
+        count: usize,
+        call: impl FnOnce(&Functions, *const c_void, *mut c_void, *mut c_void) -> Status,
+    ) -> Vec<T> {
+        let send = self.stream.clone_htod(input).unwrap();
+        let receive = self.stream.clone_htod(&vec![T::default(); count]).unwrap();
+        let (from, _from) = send.device_ptr(&self.stream);
+        let (to, _to) = receive.device_ptr(&self.stream);
+        let stream = self.stream.cu_stream().cast();
+        let status = call(self.functions(), from as *const c_void, to as *mut c_void, stream);
+        assert_eq!(status, Status::SUCCESS, "{:?}", self.library.check(status, "call"));
+        self.stream.clone_dtoh(&receive).unwrap()
+    }
+}
+
+/// Ends the process if its thread panics: other ranks would wait for it without end.
+struct EndOnPanic;
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::exit(101);
+        }
+    }
+}
+
+/// Calls `body` on a thread per rank.
+fn on_ranks<T: Send>(size: usize, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
+    let library = library();
+    let (id, body) = (library.unique_id().unwrap(), &body);
+    thread::scope(|scope| {
+        let rank = |rank| {
+            scope.spawn(move || {
+                let _guard = EndOnPanic;
+                let rank = Rank::join(library, id, rank, size);
+                let result = body(&rank);
+                // SAFETY: nothing uses the communicator any more.
+                let status = unsafe { (library.functions().comm_destroy)(rank.communicator) };
+                assert_eq!(status, Status::SUCCESS);
+                result
+            })
+        };
+        let threads: Vec<_> = (0..size).map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Element `at` of the buffer of `rank`: small integers, which sums in any order give exactly.
+fn value(rank: usize, at: usize) -> f32 {
+    ((rank * 7 + at * 3) % 11) as f32
+}
+
+fn values(rank: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|at| value(rank, at)).collect()
+}
+
+#[test]
+fn collectives_between_gpus_equal_plain_loops() {
+    for size in 1..=4 {
+        let all = |at: usize| (0..size).map(move |rank| value(rank, at));
+        let root = size - 1;
+        let results = on_ranks(size, |rank| {
+            let own = rank.communicator;
+            // SAFETY: the buffers have the sizes that the calls need, and the rank is not destroyed meanwhile.
+            unsafe {
+                let reduced = rank.call(&values(rank.rank, 5), 5, |nccl, from, to, on| {
+                    (nccl.all_reduce)(from, to, 5, F32, SUM, own, on)
+                });
+                let largest = rank.call(&values(rank.rank, 5), 5, |nccl, from, to, on| {
+                    (nccl.reduce)(from, to, 5, F32, MAX, root as c_int, own, on)
+                });
+                let from_root = rank.call(&values(rank.rank, 3), 3, |nccl, from, to, on| {
+                    (nccl.broadcast)(from, to, 3, F32, root as c_int, own, on)
+                });
+                let gathered = rank.call(&values(rank.rank, 3), 3 * size, |nccl, from, to, on| {
+                    (nccl.all_gather)(from, to, 3, F32, own, on)
+                });
+                let scattered = rank.call(&values(rank.rank, 2 * size), 2, |nccl, from, to, on| {
+                    (nccl.reduce_scatter)(from, to, 2, F32, SUM, own, on)
+                });
+                let exchanged =
+                    rank.call(&values(rank.rank, 2 * size), 2 * size, |nccl, from, to, on| {
+                        (nccl.all_to_all.unwrap())(from, to, 2, F32, own, on)
+                    });
+                [reduced, largest, from_root, gathered, scattered, exchanged]
+            }
+        });
+        for (rank, [reduced, largest, from_root, gathered, scattered, exchanged]) in
+            results.into_iter().enumerate()
+        {
+            assert_eq!(reduced, (0..5).map(|at| all(at).sum()).collect::<Vec<f32>>());
+            let max = |at| all(at).fold(0.0, f32::max);
+            assert_eq!(
+                largest,
+                (0..5).map(|at| if rank == root { max(at) } else { 0.0 }).collect::<Vec<_>>()
+            );
+            assert_eq!(from_root, values(root, 3));
+            assert_eq!(gathered, (0..size).flat_map(|from| values(from, 3)).collect::<Vec<_>>());
+            assert_eq!(scattered, (0..2).map(|at| all(2 * rank + at).sum()).collect::<Vec<f32>>());
+            let part = |from: usize| values(from, 2 * size)[2 * rank..][..2].to_vec();
+            assert_eq!(exchanged, (0..size).flat_map(part).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// All ranks get the same bits. Averages multiply by a rounded 1/n first; integers wrap, and are divided last.
+#[test]
+fn sums_are_in_the_type_of_the_elements() {
+    let sums = on_ranks(3, |rank| {
+        let own = rank.communicator;
+        // SAFETY: as above.
+        unsafe {
+            let bits = rank.call(&[0x3f81_u16; 4], 4, |nccl, from, to, on| {
+                (nccl.all_reduce)(from, to, 4, BF16, AVERAGE, own, on)
+            });
+            let integers = rank.call(&[i64::MAX, 5], 2, |nccl, from, to, on| {
+                (nccl.all_reduce)(from, to, 2, I64, AVERAGE, own, on)
+            });
+            (bits, integers)
+        }
+    });
+    assert!(sums.iter().all(|sum| *sum == sums[0]));
+    // 1.0078125 x bf16(1/3) = 0.3359375 rounded, three times.
+    assert_eq!(sums[0].0, [0x3f81; 4]);
+    assert_eq!(sums[0].1, [i64::MAX.wrapping_mul(3) / 3, 5]);
+}
+
+#[test]
+fn grouped_transfers_go_around_a_ring() {
+    let received = on_ranks(4, |rank| {
+        let (next, before) = ((rank.rank + 1) % rank.size, (rank.rank + rank.size - 1) % rank.size);
+        // SAFETY: as above.
+        rank.call(&values(rank.rank, 6), 6, |nccl, from, to, on| unsafe {
+            assert_eq!((nccl.group_start)(), Status::SUCCESS);
+            let sent = (nccl.send)(from, 6, F32, next as c_int, rank.communicator, on);
+            let received = (nccl.recv)(to, 6, F32, before as c_int, rank.communicator, on);
+            assert_eq!([sent, received], [Status::SUCCESS; 2]);
+            (nccl.group_end)()
+        })
+    });
+    for (rank, received) in received.into_iter().enumerate() {
+        assert_eq!(received, values((rank + 3) % 4, 6));
+    }
+}
+
+/// Enqueues an all_reduce of `count` elements, and returns its status and the error of the stream.
+fn reduces(rank: &Rank, communicator: Handle, count: usize) -> (Status, Option<String>) {
+    let buffer = rank.stream.clone_htod(&[1.0f32; 8]).unwrap();
+    let (at, _at) = buffer.device_ptr(&rank.stream);
+    let (at, stream) = (at as *mut c_void, rank.stream.cu_stream().cast());
+    // SAFETY: the buffer has eight elements.
+    let status =
+        unsafe { (rank.functions().all_reduce)(at, at, count, F32, SUM, communicator, stream) };
+    let message = rank.library.check(status, "ncclAllReduce").err();
+    (status, message.map(|error| error.to_string()))
+}
+
+/// What real libraries would hang on fails all ranks, with both calls.
+#[test]
+fn different_calls_are_found() {
+    let errors = on_ranks(2, |rank| {
+        let (_, message) = reduces(rank, rank.communicator, 4 + rank.rank);
+        let failed = rank.stream.synchronize().is_err();
+        (message, failed)
+    });
+    let messages: Vec<_> = errors.iter().filter_map(|(message, _)| message.as_ref()).collect();
+    assert_eq!(messages.len(), 1, "{errors:?}");
+    assert!(messages[0].contains("called all_reduce(f32 x 4, sum)"), "{messages:?}");
+    assert!(messages[0].contains("called all_reduce(f32 x 5, sum)"), "{messages:?}");
+    assert!(errors.iter().all(|(_, failed)| *failed), "{errors:?}");
+}
+
+/// Two communicators of the same GPUs whose calls are in another order on one of the streams.
+#[test]
+fn a_deadlock_is_found() {
+    let second = library().unique_id().unwrap();
+    let failed = on_ranks(2, |rank| {
+        let other = join_second(rank, second);
+        let mut order = [rank.communicator, other];
+        if rank.rank == 1 {
+            order.reverse();
+        }
+        let submitted = order.map(|communicator| reduces(rank, communicator, 4).0);
+        assert_eq!(submitted, [Status::SUCCESS; 2]);
+        let failed = rank.stream.synchronize().is_err();
+        failed
+    });
+    assert_eq!(failed, [true; 2]);
+}
+
+#[test]
+fn misuse_is_refused() {
+    let library = library();
+    let id = library.unique_id().unwrap();
+    let context = CudaContext::new_non_primary(0, 0).unwrap();
+    let rank = |communicator| Rank {
+        library,
+        stream: context.new_stream().unwrap(),
+        communicator,
+        rank: 0,
+        size: 2,
+    };
+    let (status, unfinished) = begin(library, id, 0, 2);
+    assert_eq!(status, Status::IN_PROGRESS);
+    assert_eq!(poll(library, unfinished), Status::IN_PROGRESS);
+    let (status, message) = reduces(&rank(unfinished), unfinished, 4);
+    assert_eq!(status, Status::INVALID_ARGUMENT);
+    assert!(message.unwrap().contains("before ncclCommGetAsyncError reported success"));
+
+    let refused = |status: Status, code: i32, expected: &str| {
+        let message = library.check(status, "it").unwrap_err().to_string();
+        assert!(status == Status(code) && message.contains(expected), "{status:?} {message}");
+    };
+    refused(begin(library, id, 1, 2).0, 5, "ranks 0 and 1 of communicator");
+    refused(begin(library, id, 0, 2).0, 5, "exists already");
+    refused(begin(library, id, 1, 3).0, 4, "has 2 ranks for others, and 3 for rank 1");
+    refused(begin(library, id, 2, 2).0, 4, "rank 2 is not below the 2 ranks");
+    let unknown = UniqueId([1; 128]);
+    refused(begin(library, unknown, 0, 2).0, 4, "is not one that this process has created");
+    // SAFETY: without arguments, or with a handle that is checked.
+    unsafe {
+        refused((library.functions().group_end)(), 5, "ncclGroupEnd without ncclGroupStart");
+        assert_eq!((library.functions().comm_abort)(unfinished), Status::SUCCESS);
+        refused((library.functions().comm_destroy)(unfinished), 1, "communicator");
+    }
+}
+
+/// Joins a second communicator of the same ranks.
+fn join_second(rank: &Rank, id: UniqueId) -> Handle {
+    let (_, second) = begin(rank.library, id, rank.rank, rank.size);
+    while poll(rank.library, second) == Status::IN_PROGRESS {
+        thread::yield_now();
+    }
+    second
+}
+
+/// A rank that aborts ends its own collective only.
+#[test]
+fn each_rank_must_abort() {
+    let id = library().unique_id().unwrap();
+    let waited = on_ranks(3, |rank| {
+        let second = join_second(rank, id);
+        let is_missing = rank.rank == 2;
+        if !is_missing {
+            assert_eq!(reduces(rank, second, 4).0, Status::SUCCESS);
+        }
+        let event = rank.stream.record_event(None).unwrap();
+        let waits = !event.try_is_complete().unwrap();
+        // SAFETY: no other thread is in a call of the communicator.
+        let aborted = unsafe { (rank.functions().comm_abort)(second) };
+        assert_eq!(aborted, Status::SUCCESS);
+        rank.stream.synchronize().unwrap();
+        (waits || is_missing, event.try_is_complete().unwrap())
+    });
+    assert_eq!(waited, [(true, true); 3]);
+}
