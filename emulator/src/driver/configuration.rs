@@ -227,6 +227,7 @@ mod tests {
             (LEAKS, "error"),
             (QUIET, "1"),
             (COUNTERS, "counters.txt"),
+            (SUMS, "perturbed:3"),
         ]);
         let expected = Configuration {
             devices: vec![Model::H200, Model::A100],
@@ -236,6 +237,7 @@ mod tests {
             leaks: Leaks::Error,
             quiet: true,
             counters: CounterSink::File("counters.txt".into()),
+            sums: Sums::Perturbed(3),
         };
         assert_eq!(machine.unwrap(), expected);
         assert_eq!(read(&[(DEVICES, "4")]).unwrap().devices.len(), 4);
@@ -256,6 +258,7 @@ mod tests {
             (STREAMS, "random:x"),
             (LEAKS, "yes"),
             (QUIET, "2"),
+            (SUMS, "tree"),
         ] {
             let error = read(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");

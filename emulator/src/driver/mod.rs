@@ -30,6 +30,7 @@ mod pool;
 mod report;
 mod schedule;
 mod stream;
+mod ticket;
 mod transfer;
 mod work;
 
@@ -53,6 +54,7 @@ use graph::{Executable, Graph};
 use handles::Table;
 use memory::Ownership;
 use module::{Function, LoadedModule};
+use nccl::world::Communicators;
 use pool::{Pool, PoolHandle};
 use report::Reports;
 use schedule::{Schedule, Started};
@@ -85,7 +87,7 @@ struct State {
     pools: Table<Pool>,
     graphs: Table<Graph>,
     executables: Table<Executable>,
-    nccl: nccl::Communicators,
+    nccl: Communicators,
     captures: BTreeMap<CaptureId, Capture>,
     captures_begun: u64,
     ownership: Ownership,
@@ -235,7 +237,7 @@ impl State {
             pools,
             graphs: Table::default(),
             executables: Table::default(),
-            nccl: nccl::Communicators::default(),
+            nccl: Communicators::default(),
             captures: BTreeMap::new(),
             captures_begun: 0,
             ownership: Ownership::default(),

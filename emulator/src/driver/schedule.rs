@@ -11,12 +11,9 @@ use std::sync::Arc;
 use super::configuration::StreamOrder;
 use super::context::ContextHandle;
 use super::nccl::meeting::Meeting;
+pub(crate) use super::ticket::Ticket;
 use super::work::Work;
 use crate::machine::random::Random;
-
-/// Identifies an operation; later operations have larger tickets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket(u64);
 
 /// Pending and running operations.
 pub(crate) struct Schedule {

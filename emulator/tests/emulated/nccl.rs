@@ -255,8 +255,7 @@ fn a_deadlock_is_found() {
         }
         let submitted = order.map(|communicator| reduces(rank, communicator, 4).0);
         assert_eq!(submitted, [Status::SUCCESS; 2]);
-        let failed = rank.stream.synchronize().is_err();
-        failed
+        rank.stream.synchronize().is_err()
     });
     assert_eq!(failed, [true; 2]);
 }

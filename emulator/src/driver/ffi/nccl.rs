@@ -6,13 +6,15 @@ use std::ffi::{CString, c_char, c_int};
 use super::arguments::{In, Out, Pointer};
 use super::driver;
 use crate::driver::error::catch_panic;
-use crate::driver::nccl::call::{Buffers, Call, Element, Kind};
+use crate::driver::nccl::call::{Buffers, Call, Kind};
+use crate::driver::nccl::element::Element;
 use crate::driver::nccl::group::{self, Action, Issued};
-use crate::driver::nccl::sums::Reduction;
-use crate::driver::nccl::{
-    CommunicatorHandle, IN_PROGRESS, INVALID_ARGUMENT, Refusal, Result, SUCCESS, WorldId, refused,
-    unique_id,
+use crate::driver::nccl::id::{WorldId, unique_id};
+use crate::driver::nccl::refusal::{
+    IN_PROGRESS, INVALID_ARGUMENT, Refusal, Result, SUCCESS, refused,
 };
+use crate::driver::nccl::sums::Reduction;
+use crate::driver::nccl::world::CommunicatorHandle;
 
 /// The version that is emulated, as `ncclGetVersion` reports it: the last before functions that are missing here.
 const VERSION: c_int = 22807;
@@ -207,7 +209,10 @@ fn create(
         false => !matches!(config.at(BLOCKING_AT).get()?, 0),
     };
     let (size, rank) = (index(size)?, index(rank)?);
-    let handle = driver()?.create_communicator(size, WorldId::of(&id.0)?, rank, is_blocking)?;
+    let Some(world) = WorldId::of(&id.0) else {
+        return refused(INVALID_ARGUMENT, "the unique id is not one that this process has created");
+    };
+    let handle = driver()?.create_communicator(size, world, rank, is_blocking)?;
     communicator.set(handle.raw())?;
     Ok(if is_blocking { SUCCESS } else { IN_PROGRESS })
 }

@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::call::{Buffers, Call, Element, Kind};
+use super::call::{Buffers, Call, Kind};
+use super::element::Element;
+use super::id::WorldId;
 use super::meeting::Meeting;
-use super::{
-    Communicator, CommunicatorHandle, INVALID_ARGUMENT, INVALID_USAGE, Result, WorldId, refused,
-};
+use super::refusal::{INVALID_ARGUMENT, INVALID_USAGE, Result, refused};
+use super::world::{Communicator, CommunicatorHandle};
 use crate::driver::error::Code;
 use crate::driver::stream::StreamHandle;
 use crate::driver::work::Work;

@@ -3,9 +3,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::call::{Buffers, Call, Kind};
+use super::id::WorldId;
+use super::refusal::{INVALID_USAGE, Refusal, Result};
 use super::sums::Sums;
-use super::{INVALID_USAGE, Refusal, Result, WorldId};
-use crate::driver::schedule::Ticket;
+use crate::driver::ticket::Ticket;
 use crate::memory::{AddressSpace, MemoryError};
 
 /// One collective, or one transfer, whose members are the sender and the receiver.

@@ -1,10 +1,11 @@
 //! NCCL between the emulated devices of a process: what `libnccl` does, over the streams of this driver.
 //!
-//! - `mod.rs`: communicators, from creation to the end.
+//! - `mod.rs`: communicators, from creation to the end; `world.rs`: what is known of them; `id.rs`.
 //! - `call.rs`: a collective or a transfer, and the data that it moves.
 //! - `meeting.rs`: the members of one call.
 //! - `group.rs`: calls between `ncclGroupStart` and `ncclGroupEnd`, and how calls become stream operations.
-//! - `sums.rs`: reductions.
+//! - `sums.rs`: reductions; `element.rs`: their types.
+//! - `refusal.rs`: results that are not success.
 //!
 //! A call is an operation of a stream. It is *resident*, as a kernel that waits for its peers, once the
 //! operations before it have finished. When all members of a call are resident, one of them moves the data of
@@ -12,140 +13,27 @@
 //! members. A deadlock is reported as soon as nothing else can run.
 
 pub(crate) mod call;
+pub(crate) mod element;
 pub(crate) mod group;
+pub(crate) mod id;
 pub(crate) mod meeting;
+pub(crate) mod refusal;
 pub(crate) mod sums;
+pub(crate) mod world;
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::context::ContextHandle;
 use super::error::{Code, Error};
-use super::handles::{Handle, Named};
-use super::schedule::Ticket;
 use super::{Driver, State};
 use call::Call;
+use id::WorldId;
 use meeting::Meeting;
-
-pub(crate) type CommunicatorHandle = Handle<Communicator>;
-
-/// A code of `ncclResult_t` that is not success, and why.
-#[derive(Clone, Debug)]
-pub(crate) struct Refusal {
-    pub(crate) code: i32,
-    pub(crate) message: String,
-    /// The communicator whose program is at fault where the library would notice nothing.
-    pub(crate) fault_of: Option<WorldId>,
-}
-
-pub(crate) type Result<T> = std::result::Result<T, Refusal>;
-
-/// Codes of `ncclResult_t`.
-pub(crate) const SUCCESS: i32 = 0;
-pub(crate) const UNHANDLED_CUDA_ERROR: i32 = 1;
-pub(crate) const INTERNAL_ERROR: i32 = 3;
-pub(crate) const INVALID_ARGUMENT: i32 = 4;
-pub(crate) const INVALID_USAGE: i32 = 5;
-pub(crate) const IN_PROGRESS: i32 = 7;
-
-pub(crate) fn refused<T>(code: i32, message: impl Into<String>) -> Result<T> {
-    Err(Refusal { code, message: message.into(), fault_of: None })
-}
-
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Refusal {
-        Refusal { code: UNHANDLED_CUDA_ERROR, message: error.to_string(), fault_of: None }
-    }
-}
-
-/// A communicator, as one rank has it.
-pub(crate) struct Communicator {
-    world: WorldId,
-    rank: usize,
-    context: ContextHandle,
-    /// How many collectives it has called.
-    calls: u64,
-    /// Its last operation: its calls run one after the other, on whatever streams.
-    last: Option<Ticket>,
-    /// How often a non-blocking call reports that it is in progress, after all ranks have come.
-    polls: u32,
-    is_finalized: bool,
-}
-
-impl Named for Communicator {
-    const NAME: &'static str = "communicator";
-}
-
-/// The number of a unique id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct WorldId(u64);
-
-impl fmt::Display for WorldId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "communicator {}", self.0)
-    }
-}
-
-/// The communicators of all ranks that share a unique id.
-pub(crate) struct World {
-    members: Vec<Option<CommunicatorHandle>>,
-    /// Whether all members have come; some may have left since.
-    is_complete: bool,
-    collectives: BTreeMap<u64, Arc<Meeting>>,
-    transfers: BTreeMap<(usize, usize), Transfers>,
-}
-
-/// The transfers from one rank to another.
-#[derive(Default)]
-struct Transfers {
-    sent: u64,
-    received: u64,
-    meetings: BTreeMap<u64, Arc<Meeting>>,
-}
-
-/// All communicators of the process.
-#[derive(Default)]
-pub(crate) struct Communicators {
-    pub(crate) worlds: BTreeMap<WorldId, World>,
-    pub(crate) table: super::handles::Table<Communicator>,
-}
-
-/// The first bytes of our unique ids.
-const ID_MARK: &[u8; 8] = b"meshgrad";
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-
-/// A new `ncclUniqueId`.
-pub(crate) fn unique_id() -> [u8; 128] {
-    let mut id = [0; 128];
-    id[..8].copy_from_slice(ID_MARK);
-    id[8..16].copy_from_slice(&NEXT_ID.fetch_add(1, Relaxed).to_le_bytes());
-    id
-}
-
-impl WorldId {
-    pub(crate) fn of(id: &[u8; 128]) -> Result<WorldId> {
-        let number = u64::from_le_bytes(std::array::from_fn(|at| id[8 + at]));
-        match &id[..8] == ID_MARK && number < NEXT_ID.load(Relaxed) {
-            true => Ok(WorldId(number)),
-            false => {
-                refused(INVALID_ARGUMENT, "the unique id is not one that this process has created")
-            }
-        }
-    }
-}
-
-impl World {
-    fn new(size: usize) -> World {
-        World {
-            members: vec![None; size],
-            is_complete: false,
-            collectives: BTreeMap::new(),
-            transfers: BTreeMap::new(),
-        }
-    }
-}
+use refusal::{
+    IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Result, SUCCESS,
+    UNHANDLED_CUDA_ERROR, refused,
+};
+use world::{Communicator, CommunicatorHandle, World};
 
 impl Driver {
     /// `ncclCommInitRankConfig`, on the device of the current context. A blocking call returns when all ranks
@@ -260,7 +148,7 @@ impl State {
                 );
             }
         }
-        let polls = (id.0 as u32 + rank as u32) % 3; // any number is legal
+        let polls = id.mixed_with(rank) % 3; // any number is legal
         let communicator = Communicator {
             world: id,
             rank,

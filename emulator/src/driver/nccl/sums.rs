@@ -4,7 +4,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use super::call::Element;
+use super::element::Element;
 use crate::machine::random::Random;
 
 /// `ncclRedOp_t`.

@@ -1,0 +1,33 @@
+//! Results of the library that are not success.
+
+use super::id::WorldId;
+use crate::driver::error::Error;
+
+/// A code of `ncclResult_t` that is not success, and why.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) code: i32,
+    pub(crate) message: String,
+    /// The communicator whose program is at fault where the library would notice nothing.
+    pub(crate) fault_of: Option<WorldId>,
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Refusal>;
+
+/// Codes of `ncclResult_t`.
+pub(crate) const SUCCESS: i32 = 0;
+pub(crate) const UNHANDLED_CUDA_ERROR: i32 = 1;
+pub(crate) const INTERNAL_ERROR: i32 = 3;
+pub(crate) const INVALID_ARGUMENT: i32 = 4;
+pub(crate) const INVALID_USAGE: i32 = 5;
+pub(crate) const IN_PROGRESS: i32 = 7;
+
+pub(crate) fn refused<T>(code: i32, message: impl Into<String>) -> Result<T> {
+    Err(Refusal { code, message: message.into(), fault_of: None })
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal { code: UNHANDLED_CUDA_ERROR, message: error.to_string(), fault_of: None }
+    }
+}
