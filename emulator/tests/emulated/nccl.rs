@@ -297,6 +297,40 @@ fn misuse_is_refused() {
     }
 }
 
+#[test]
+fn wrong_arguments_are_refused() {
+    let messages = on_ranks(1, |rank| {
+        let buffer = rank.stream.clone_htod(&[1.0f32; 8]).unwrap();
+        let (at, _at) = buffer.device_ptr(&rank.stream);
+        let (at, stream, own) =
+            (at as *mut c_void, rank.stream.cu_stream().cast(), rank.communicator);
+        let other = CudaContext::new_non_primary(1, 0).unwrap().new_stream().unwrap();
+        let nccl = rank.functions();
+        let refused =
+            |status: Status| (status.0, rank.library.check(status, "it").unwrap_err().to_string());
+        // SAFETY: what is wrong is checked before it is used.
+        unsafe {
+            [
+                refused((nccl.all_reduce)(at, at, 9, F32, SUM, own, stream)),
+                refused((nccl.broadcast)(at, at, 8, F32, 1, own, stream)),
+                refused((nccl.all_reduce)(at, at, 8, 99, SUM, own, stream)),
+                refused((nccl.all_reduce)(at, at, 8, F32, SUM, own, other.cu_stream().cast())),
+                refused((nccl.send)(at, 8, F32, 0, own, stream)),
+            ]
+        }
+    });
+    let expected = [
+        (4, "36 bytes at"),
+        (4, "has 1 ranks, and no rank 1"),
+        (4, "99 is not an ncclDataType_t"),
+        (4, "got a stream of another context"),
+        (5, "sends to itself without receiving"),
+    ];
+    for ((code, message), (expected, part)) in messages[0].iter().zip(expected) {
+        assert!(*code == expected && message.contains(part), "{code} {message}");
+    }
+}
+
 /// Joins a second communicator of the same ranks.
 fn join_second(rank: &Rank, id: UniqueId) -> Handle {
     let (_, second) = begin(rank.library, id, rank.rank, rank.size);

@@ -72,14 +72,15 @@ impl Driver {
     /// collective.
     fn submit_calls(&self, calls: &[Issued]) -> Result<()> {
         let mut handles: Vec<CommunicatorHandle> = Vec::new();
-        for call in calls.iter().filter(|call| !call.is_empty()) {
+        let calls = || calls.iter().filter(|call| !call.is_empty());
+        for call in calls() {
             if !handles.contains(&call.communicator) {
                 handles.push(call.communicator);
             }
         }
         let mut streams = Vec::new();
         for handle in handles {
-            let own = calls.iter().filter(|call| call.communicator == handle);
+            let own = calls().filter(|call| call.communicator == handle);
             let own: Vec<Issued> = own.copied().collect();
             let mut state = self.lock();
             match state.submit_calls_of(handle, &own) {
@@ -218,6 +219,7 @@ impl State {
             let name = format!("transfer {number} from rank {} to rank {} of {id}", pair.0, pair.1);
             Arc::new(Meeting::new(name, own, 2))
         };
+        transfers.meetings.retain(|_, it| !it.is_done());
         let meeting = transfers.meetings.entry(number).or_insert_with(new).clone();
         meeting.check(side, &own, id)?;
         let buffers = Buffers { send: address, receive: address };

@@ -68,6 +68,11 @@ impl Meeting {
         })
     }
 
+    /// Whether the data has been moved: all members have come.
+    pub(crate) fn is_done(&self) -> bool {
+        self.members().is_done
+    }
+
     /// A member's operation.
     pub(crate) fn join(&self, member: usize, ticket: Ticket, buffers: Buffers) {
         self.members().present[member] = Some(Member { ticket, buffers });

@@ -231,6 +231,7 @@ impl State {
         };
         let size = world.members.len();
         let new = || Arc::new(Meeting::new(format!("collective {number} of {id}"), *call, size));
+        world.collectives.retain(|_, it| !it.is_done());
         let meeting = world.collectives.entry(number).or_insert_with(new).clone();
         meeting.check(rank, call, id)?;
         Ok(meeting)
