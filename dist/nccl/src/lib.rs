@@ -12,6 +12,6 @@ mod version;
 
 pub use config::Config;
 pub use functions::{Functions, Handle, UniqueId};
-pub use library::{Library, VARIABLE};
+pub use library::Library;
 pub use status::Status;
 pub use version::Version;

@@ -11,7 +11,7 @@ use meshgrad_error::{Error, Result, ensure, error};
 use crate::{Functions, Status, UniqueId, Version};
 
 /// The environment variable with the path of the library. Without it, the dynamic linker looks for the library.
-pub const VARIABLE: &str = "MESHGRAD_NCCL";
+const VARIABLE: &str = "MESHGRAD_NCCL";
 /// NVIDIA's packages and wheels have the first one, developer packages also the second.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
@@ -24,7 +24,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// The library of this process, which is opened by the first call: the file that [`VARIABLE`] names, otherwise
+    /// The library of this process, which is opened by the first call: the file that `MESHGRAD_NCCL` names, otherwise
     /// `libnccl.so.2` where the dynamic linker finds it. It is never closed.
     ///
     /// # Errors
@@ -47,7 +47,8 @@ impl Library {
         };
         let mut problems = Vec::new();
         for path in paths {
-            // SAFETY: libraries of these names are NCCL, whose initializers are NVIDIA's.
+            // SAFETY: opening a library runs its initializers. Those of NCCL are NVIDIA's, and the user vouches for a
+            // path.
             match unsafe { Dynamic::new(&path) } {
                 Ok(library) => return Library::of(library, path),
                 Err(error) => problems.push(cause(&error)),
@@ -63,7 +64,7 @@ impl Library {
 
     fn of(library: Dynamic, path: PathBuf) -> Result<Library> {
         let opened = || -> Result<(Functions, Version)> {
-            // SAFETY: the caller has opened NCCL. What is not lacks functions of these names.
+            // SAFETY: only NCCL exports functions of these names.
             let functions = unsafe { Functions::of(&library) }?;
             let mut code: c_int = 0;
             // SAFETY: the pointer is valid, and the function needs nothing before.

@@ -312,6 +312,7 @@ fn wrong_arguments_are_refused() {
         unsafe {
             [
                 refused((nccl.all_reduce)(at, at, 9, F32, SUM, own, stream)),
+                refused((nccl.all_gather)(at, at, usize::MAX / 2, F32, own, stream)),
                 refused((nccl.broadcast)(at, at, 8, F32, 1, own, stream)),
                 refused((nccl.all_reduce)(at, at, 8, 99, SUM, own, stream)),
                 refused((nccl.all_reduce)(at, at, 8, F32, SUM, own, other.cu_stream().cast())),
@@ -321,6 +322,7 @@ fn wrong_arguments_are_refused() {
     });
     let expected = [
         (4, "36 bytes at"),
+        (4, "exceed the allocation"),
         (4, "has 1 ranks, and no rank 1"),
         (4, "99 is not an ncclDataType_t"),
         (4, "got a stream of another context"),

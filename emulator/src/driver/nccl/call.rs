@@ -50,16 +50,18 @@ impl fmt::Display for Call {
 }
 
 impl Call {
-    /// The bytes of the buffers of member `rank` of `size`: what it sends from and receives to.
+    /// The bytes of the buffers of member `rank` of `size`: what it sends from and receives to. Sizes that
+    /// overflow are larger than any allocation.
     pub(crate) fn extents(&self, rank: usize, size: usize) -> (usize, usize) {
-        let one = self.count * self.element.bytes();
+        let one = self.element.bytes_of(self.count);
+        let all = one.saturating_mul(size);
         match self.kind {
             Kind::AllReduce(_) => (one, one),
             Kind::Reduce(_, root) => (one, if rank == root { one } else { 0 }),
             Kind::Broadcast(root) => (if rank == root { one } else { 0 }, one),
-            Kind::AllGather => (one, one * size),
-            Kind::ReduceScatter(_) => (one * size, one),
-            Kind::AllToAll => (one * size, one * size),
+            Kind::AllGather => (one, all),
+            Kind::ReduceScatter(_) => (all, one),
+            Kind::AllToAll => (all, all),
             Kind::Transfer => (if rank == 0 { one } else { 0 }, if rank == 1 { one } else { 0 }),
         }
     }
@@ -72,7 +74,7 @@ impl Call {
         sums: Sums,
     ) -> Result<(), MemoryError> {
         let size = members.len();
-        let one = self.count * self.element.bytes();
+        let one = self.element.bytes_of(self.count);
         let at = |address: u64, index: usize| address + (index * one) as u64;
         match self.kind {
             Kind::Transfer => space.copy(members[1].receive, members[0].send, one),
@@ -135,7 +137,7 @@ impl Call {
         orders: &[Vec<usize>],
     ) -> Result<Vec<u8>, MemoryError> {
         let read = |address: u64| {
-            let mut bytes = vec![0; self.count * self.element.bytes()];
+            let mut bytes = vec![0; self.element.bytes_of(self.count)];
             space.read(address, &mut bytes).map(|()| bytes)
         };
         let inputs = addresses.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;

@@ -41,7 +41,8 @@ impl Element {
         Element::ALL[self as usize].1
     }
 
-    pub(crate) fn bytes(self) -> usize {
-        Element::ALL[self as usize].2
+    /// The bytes of `count` elements; `usize::MAX` if they overflow.
+    pub(crate) fn bytes_of(self, count: usize) -> usize {
+        count.saturating_mul(Element::ALL[self as usize].2)
     }
 }

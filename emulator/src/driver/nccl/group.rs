@@ -148,7 +148,7 @@ impl State {
             Action::Send { to: peer, from: address, count, element }
             | Action::Receive { from: peer, to: address, count, element } => {
                 peer_is_known(peer)?;
-                self.check_buffer(address, count * element.bytes())
+                self.check_buffer(address, element.bytes_of(count))
             }
         }
     }

@@ -131,7 +131,7 @@ impl State {
                 format!("{id} has {known} ranks for others, and {size} for rank {rank}"),
             );
         }
-        if world.members[rank].is_some() {
+        if world.members[rank].is_some() || world.is_complete {
             return refused(
                 INVALID_USAGE,
                 format!("rank {rank} of {id} exists already: an id is for one communicator"),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bytemuck::{Pod, bytes_of, pod_read_unaligned};
 use half::{bf16, f16};
 
 use super::element::Element;
@@ -80,8 +81,7 @@ pub(crate) fn reduce(
         Element::F32 => all.reduce::<f32>(),
         Element::F64 => all.reduce::<f64>(),
         Element::Bf16 => all.reduce::<bf16>(),
-        // Refused before: they can only be moved.
-        Element::F8E4m3 | Element::F8E5m2 => inputs[0].clone(),
+        Element::F8E4m3 | Element::F8E5m2 => unreachable!("a call that reduces fp8 is refused"),
     }
 }
 
@@ -98,8 +98,8 @@ impl Inputs<'_> {
         let mut result = Vec::with_capacity(self.inputs[0].len());
         for (index, _) in self.inputs[0].chunks_exact(bytes).enumerate() {
             let order = self.orders[index / self.chunk].iter();
-            let values =
-                order.map(|member| T::read(&self.inputs[*member][index * bytes..][..bytes]));
+            let of_member = |member: &usize| &self.inputs[*member][index * bytes..][..bytes];
+            let values = order.map(|member| pod_read_unaligned::<T>(of_member(member)));
             let values = values.map(|value| match self.by {
                 Reduction::Average => value.before_average(size),
                 _ => value,
@@ -114,16 +114,14 @@ impl Inputs<'_> {
                 Reduction::Average => value.after_average(size),
                 _ => value,
             });
-            reduced.into_iter().for_each(|value| value.write(&mut result));
+            result.extend(reduced.iter().flat_map(bytes_of));
         }
         result
     }
 }
 
 /// Arithmetic that rounds to the type after each operation.
-trait Number: Copy {
-    fn read(bytes: &[u8]) -> Self;
-    fn write(self, to: &mut Vec<u8>);
+trait Number: Pod {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
     fn larger(self, other: Self) -> Self;
@@ -135,12 +133,6 @@ trait Number: Copy {
 macro_rules! integers {
     ($($type:ty),*) => {
         $(impl Number for $type {
-            fn read(bytes: &[u8]) -> Self {
-                bytemuck::pod_read_unaligned(bytes)
-            }
-            fn write(self, to: &mut Vec<u8>) {
-                to.extend(self.to_le_bytes());
-            }
             fn add(self, other: Self) -> Self {
                 self.wrapping_add(other)
             }
@@ -166,12 +158,6 @@ macro_rules! integers {
 macro_rules! floats {
     ($($type:ty, $wide:ty, $narrow:expr;)*) => {
         $(impl Number for $type {
-            fn read(bytes: &[u8]) -> Self {
-                bytemuck::pod_read_unaligned(bytes)
-            }
-            fn write(self, to: &mut Vec<u8>) {
-                to.extend(self.to_le_bytes());
-            }
             fn add(self, other: Self) -> Self {
                 $narrow(<$wide>::from(self) + <$wide>::from(other))
             }
