@@ -118,10 +118,10 @@ impl<M: Model> TrainerBuilder<M> {
     }
 
     /// Trains the stages of `pipeline` that this rank has. `model` has only these
-    /// ([`Model::part`]).
+    /// ([`Model::part`]). `None` leaves the model whole.
     #[must_use]
-    pub fn pipeline(self, pipeline: Pipeline<M::Stream>) -> TrainerBuilder<M> {
-        TrainerBuilder { pipeline: Some(pipeline), ..self }
+    pub fn pipeline(self, pipeline: impl Into<Option<Pipeline<M::Stream>>>) -> TrainerBuilder<M> {
+        TrainerBuilder { pipeline: pipeline.into(), ..self }
     }
 
     /// Uses `schedule` in place of `config.schedule`.

@@ -89,12 +89,9 @@ where
     let staged = ranks.divide(model)?;
     let model = staged.as_ref().map_or(model, |(part, _)| part);
     allocate(model, meta)?;
+    let pipeline = staged.as_ref().map(|(_, pipeline)| pipeline.clone());
     let builder = Trainer::of(OnMeta(model)).schedule(Box::new(|_| 1.0));
-    let builder = match &staged {
-        Some((_, pipeline)) => builder.pipeline(pipeline.clone()),
-        None => builder,
-    };
-    let mut trainer = builder.build(config, meta)?;
+    let mut trainer = builder.pipeline(pipeline).build(config, meta)?;
 
     let saved = saved_bytes(&trainer)?;
     let rows = config.train.rows_of_pass(ranks.batch_parts());

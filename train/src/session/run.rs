@@ -503,10 +503,7 @@ fn trainer<M: Model>(
         None => builder,
         Some(schedule) => builder.schedule(schedule),
     };
-    let builder = match pipeline {
-        None => builder,
-        Some(pipeline) => builder.pipeline(pipeline),
-    };
+    let builder = builder.pipeline(pipeline);
     let mut trainer = builder.build(config, device)?;
     trainer.events = session.events;
     Ok(trainer)

@@ -60,11 +60,7 @@ fn start<'r>(role: &Role, rank: &'r LocalRank) -> Result<(RunRanks<'r>, Trainer<
             None => (model, None),
         };
         model.materialize(rank.device(), role.seed)?;
-        let mut builder = Trainer::of(model);
-        if let Some(pipeline) = pipeline {
-            builder = builder.pipeline(pipeline);
-        }
-        builder.build(&config, rank.device())
+        Trainer::of(model).pipeline(pipeline).build(&config, rank.device())
     })?;
     Ok((ranks, trainer))
 }

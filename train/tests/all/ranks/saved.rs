@@ -119,12 +119,7 @@ fn save_again(saved: &Path, run: &Path, (ranks, sets): &Degrees, factor: f64) {
             let options = ReadOptions { part: pipeline.is_some(), ..ReadOptions::default() };
             checkpoint::load_params(&saved, &model, rank.device(), options)?;
             model.materialize_missing(rank.device(), 0)?;
-            let builder = Trainer::of(model);
-            let builder = match pipeline {
-                Some(pipeline) => builder.pipeline(pipeline),
-                None => builder,
-            };
-            let trainer = builder.build(&divided, rank.device())?;
+            let trainer = Trainer::of(model).pipeline(pipeline).build(&divided, rank.device())?;
             let (model, optimizer) = (&trainer.model, &trainer.optimizer);
             let state = checkpoint::load_state(&saved, model, optimizer, options)?;
             let value = model.params()[0].kept_value()?.local();

@@ -272,12 +272,7 @@ fn divided(of: &Combination, ranks: &RunRanks<'_>, device: &Device) -> Result<Tr
         None => (model, None),
     };
     model.materialize(device, SEED)?;
-    let builder = Trainer::of(model);
-    let builder = match pipeline {
-        Some(pipeline) => builder.pipeline(pipeline),
-        None => builder,
-    };
-    builder.build(&of.config(), device)
+    Trainer::of(model).pipeline(pipeline).build(&of.config(), device)
 }
 
 /// What a rank sends in a step.
