@@ -163,8 +163,8 @@ pub(super) fn exchange(
         let x = x.clone();
         return Ok(Pending::by_host(move || Ok(x)));
     }
-    let sent = group.send(x, to)?;
-    let received = group.recv(shape, x.dtype(), from)?;
+    let both = group.fuse(|group| Ok((group.send(x, to)?, group.recv(shape, x.dtype(), from)?)));
+    let (sent, received) = both?;
     Ok(Pending::by_host(move || {
         let received = received.wait()?;
         sent.wait()?;

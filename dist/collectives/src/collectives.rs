@@ -371,7 +371,9 @@ pub trait Collectives: Communicator {
 
     /// Starts the collectives that `scope` calls on its communicator together, with one message per
     /// peer if the transport can. Wait for them after the scope. All members must fuse the same
-    /// collectives.
+    /// collectives. Messages that ranks send to each other at the same time start together in one scope:
+    /// a transport in which a message takes place when both of its ranks are there, such as NCCL, would
+    /// otherwise wait without end.
     ///
     /// # Errors
     /// The error of `scope`; nothing is started then. See [`Collectives`].

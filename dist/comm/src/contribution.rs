@@ -99,6 +99,12 @@ impl Contribution {
         }
     }
 
+    /// Whether the call has no tensors.
+    pub(crate) fn is_empty(&self) -> bool {
+        let tensors = self.lock();
+        tensors.input.is_none() && matches!(tensors.output, Buffer::None)
+    }
+
     /// Whether its work is on a stream of a GPU.
     pub(crate) fn is_on_gpu(&self) -> bool {
         matches!(self.lock().work, Work::Begun(_) | Work::Enqueued(_))

@@ -5,6 +5,7 @@
 //!   and deadlocks.
 //! - [`Tcp`] is the transport between processes over TCP; `Mpi`, with the feature `mpi`, is the
 //!   one over MPI.
+//! - [`NcclRank`] is a rank of one of these whose tensors are on a GPU and travel over NCCL.
 //! - [`launch`] starts processes and finds out which rank a process is.
 //! - [`conformance`] has the checks that every transport must pass; [`speed`] measures it.
 //! - [`TracedRank`] counts and records what a rank communicates, and [`chrome_trace`] draws it.
@@ -17,6 +18,8 @@ mod hang;
 pub mod launch;
 mod local;
 mod members;
+mod nccl;
+mod needed;
 mod plan;
 mod processes;
 mod reduce;
@@ -32,6 +35,7 @@ pub use meshgrad_collectives::{
     Redistributor, Reduction, Transferred, Uniform, Verdict,
 };
 pub use meshgrad_error::{Error, FailedRank, Kind, Result};
+pub use nccl::NcclRank;
 pub use plan::{
     Checked, CommEvent, CommLog, LoggedCall, Plan, PlanCommunicator, PlanRank, check_logs,
 };

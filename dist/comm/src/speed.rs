@@ -106,9 +106,11 @@ fn call(
         }
         Collective::Send => {
             let (index, ranks) = (communicator.index(), communicator.size());
-            let sent = communicator.send(whole, (index + 1) % ranks)?;
-            let from = (index + ranks - 1) % ranks;
-            done(communicator.recv(whole.shape(), DType::F32, from)?)?;
+            let (to, from) = ((index + 1) % ranks, (index + ranks - 1) % ranks);
+            let (sent, received) = communicator.fuse(|together| {
+                Ok((together.send(whole, to)?, together.recv(whole.shape(), DType::F32, from)?))
+            })?;
+            done(received)?;
             sent.wait()
         }
         _ => communicator.barrier()?.wait(),

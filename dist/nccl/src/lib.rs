@@ -4,12 +4,14 @@
 //! Facts are from `nccl.h` of 2.19 to 2.32 and the user guide; `scripts/prove/nccl-library` compares them with
 //! the headers and the libraries of NVIDIA's wheels.
 
+mod communicator;
 mod config;
 mod functions;
 mod library;
 mod status;
 mod version;
 
+pub use communicator::{Call, Communicator};
 pub use config::Config;
 pub use functions::{Functions, Handle, UniqueId};
 pub use library::Library;

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::{CStr, OsStr, c_char, c_int};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libloading::Library as Dynamic;
@@ -32,6 +32,16 @@ impl Library {
     pub fn open() -> Result<&'static Library> {
         static OPEN: OnceLock<Result<Library>> = OnceLock::new();
         let opened = || Library::named(env::var_os(VARIABLE).as_deref());
+        OPEN.get_or_init(opened).as_ref().map_err(Error::clone)
+    }
+
+    /// The emulator's library, at `path`, which is opened by the first call.
+    ///
+    /// # Errors
+    /// As [`Library::named`].
+    pub fn of_emulator(path: &Path) -> Result<&'static Library> {
+        static OPEN: OnceLock<Result<Library>> = OnceLock::new();
+        let opened = || Library::named(Some(path.as_os_str()));
         OPEN.get_or_init(opened).as_ref().map_err(Error::clone)
     }
 

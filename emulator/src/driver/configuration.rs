@@ -19,6 +19,8 @@ const LEAKS: &str = "MESHGRAD_EMULATOR_LEAKS";
 const QUIET: &str = "MESHGRAD_EMULATOR_QUIET";
 /// `MESHGRAD_EMULATOR_SUMS`: the order of sums in collectives, `ring` or `perturbed:SEED`.
 const SUMS: &str = "MESHGRAD_EMULATOR_SUMS";
+/// `MESHGRAD_EMULATOR_HANGS`: `1` lets wrong collectives wait without end, as NCCL does, and reports nothing.
+const HANGS: &str = "MESHGRAD_EMULATOR_HANGS";
 /// `MESHGRAD_EMULATOR_COUNTERS`: `table`, or the path of a file to append counters to.
 const COUNTERS: &str = "MESHGRAD_EMULATOR_COUNTERS";
 
@@ -61,6 +63,7 @@ pub(crate) struct Configuration {
     pub(crate) quiet: bool,
     pub(crate) counters: CounterSink,
     pub(crate) sums: Sums,
+    pub(crate) hangs: bool,
 }
 
 impl Default for Configuration {
@@ -75,6 +78,7 @@ impl Default for Configuration {
             quiet: false,
             counters: CounterSink::Nowhere,
             sums: Sums::Ring,
+            hangs: false,
         }
     }
 }
@@ -114,6 +118,7 @@ impl Configuration {
                 .parse(|text| Some(parse_counters(text)), default.counters)?,
             sums: variable(SUMS, "ring, or perturbed:SEED with a number as seed")
                 .parse(parse_sums, default.sums)?,
+            hangs: variable(HANGS, "0 or 1").parse(parse_switch, default.hangs)?,
         })
     }
 }
@@ -228,6 +233,7 @@ mod tests {
             (QUIET, "1"),
             (COUNTERS, "counters.txt"),
             (SUMS, "perturbed:3"),
+            (HANGS, "1"),
         ]);
         let expected = Configuration {
             devices: vec![Model::H200, Model::A100],
@@ -238,6 +244,7 @@ mod tests {
             quiet: true,
             counters: CounterSink::File("counters.txt".into()),
             sums: Sums::Perturbed(3),
+            hangs: true,
         };
         assert_eq!(machine.unwrap(), expected);
         assert_eq!(read(&[(DEVICES, "4")]).unwrap().devices.len(), 4);
@@ -259,6 +266,7 @@ mod tests {
             (LEAKS, "yes"),
             (QUIET, "2"),
             (SUMS, "tree"),
+            (HANGS, "yes"),
         ] {
             let error = read(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");

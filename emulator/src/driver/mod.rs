@@ -173,7 +173,7 @@ impl Driver {
                     let woken = self.changed.wait(state);
                     woken.unwrap_or_else(PoisonError::into_inner)
                 }
-                None => match state.deadlock() {
+                None => match state.deadlock().filter(|_| !self.configuration.hangs) {
                     Some((contexts, error)) => {
                         self.reports.report_failure(&error);
                         contexts.into_iter().for_each(|context| state.fail(context, error.clone()));
@@ -237,7 +237,7 @@ impl State {
             pools,
             graphs: Table::default(),
             executables: Table::default(),
-            nccl: Communicators::default(),
+            nccl: Communicators { hangs: configuration.hangs, ..Communicators::default() },
             captures: BTreeMap::new(),
             captures_begun: 0,
             ownership: Ownership::default(),

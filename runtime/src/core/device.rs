@@ -4,6 +4,7 @@
 //! rank creates its own.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -127,6 +128,28 @@ impl Device {
     /// Whether [`Device::emulator`] can find the emulator's library.
     pub fn emulator_is_built() -> bool {
         driver::emulator_is_built()
+    }
+
+    /// The emulator's library, if this device is one of its GPUs. It has NCCL's functions, too.
+    pub fn emulator_library(&self) -> Option<PathBuf> {
+        self.gpu().and_then(|_| driver::emulator())
+    }
+
+    /// Makes the context of a GPU current on this thread, for libraries that use the driver's
+    /// current context. Does nothing on other devices.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn bind(&self) -> Result<()> {
+        self.gpu().map_or(Ok(()), |gpu| gpu.context().bind())
+    }
+
+    /// Makes all later reads of values on a GPU fail with `reason`, because work ended without
+    /// results: what was enqueued after it went on with other values. Does nothing on other devices.
+    pub fn fail(&self, reason: Error) {
+        if let Some(gpu) = self.gpu() {
+            gpu.fail(reason);
+        }
     }
 
     fn gpu_of(library: Library, ordinal: usize) -> Result<Device> {

@@ -73,7 +73,10 @@ impl<'a> GpuSlice<'a> {
     }
 
     /// The address of the first element; on a meta device, the address that it would have on a GPU.
-    pub(crate) fn address(&self) -> Result<u64> {
+    ///
+    /// # Errors
+    /// On a CPU device.
+    pub fn address(&self) -> Result<u64> {
         Ok(self.storage.raw_address("GpuSlice::address")? + self.offset() as u64)
     }
 }

@@ -8,11 +8,13 @@
 //! work itself waits for [`StreamWork::ready`]. Beginning also returns no freed memory to the
 //! stream: tensors that the work allocates stay within it, so no other stream uses them.
 
+use std::ffi::c_void;
 use std::thread::{self, ThreadId};
 
-use meshgrad_error::ensure;
+use meshgrad_error::{bail, ensure};
 
 use crate::Result;
+use crate::core::gpu_slice::GpuSlice;
 use crate::core::stream::{self, Join, Scope, ScopeGuard, Stream};
 use crate::driver::Event;
 
@@ -28,6 +30,16 @@ pub struct StreamWork {
 
 /// A point in the work of a stream; nothing on a CPU device.
 pub struct StreamEvent(Option<Event>);
+
+impl StreamEvent {
+    /// Whether the work before it is done.
+    ///
+    /// # Errors
+    /// When the driver fails, also because of that work.
+    pub fn is_done(&self) -> Result<bool> {
+        self.0.as_ref().map_or(Ok(true), Event::is_done)
+    }
+}
 
 impl StreamWork {
     /// Begins work on `stream`. The tensors that `lend` lends
@@ -84,6 +96,26 @@ impl StreamWork {
         let value = enqueue();
         self.scope = guard.map(ScopeGuard::suspend);
         value
+    }
+
+    /// Runs `enqueue` with the driver's handle of the stream, for a library that enqueues work there.
+    /// The device's context is current. The memory of `used` is kept until the work is waited for.
+    ///
+    /// # Errors
+    /// That of `enqueue`; when the driver fails, and on a device without streams.
+    pub fn enqueue<'a, T>(
+        &mut self,
+        used: impl Iterator<Item = &'a GpuSlice<'a>>,
+        enqueue: impl FnOnce(*mut c_void) -> Result<T>,
+    ) -> Result<T> {
+        let Some((scope, stream)) =
+            self.scope.as_mut().and_then(|it| it.raw().cloned().map(|raw| (it, raw)))
+        else {
+            bail!(Unsupported, "StreamWork::enqueue: the work is not on a GPU");
+        };
+        scope.keep_others(used.map(GpuSlice::storage));
+        stream.context().bind()?;
+        enqueue(stream.raw().cast())
     }
 
     /// Ends the work.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use meshgrad_error::Result;
+use meshgrad_error::{Error, Result};
 use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::{Launch, Variant};
 
@@ -32,6 +32,8 @@ pub(crate) struct Gpu {
     /// Created at the first copy.
     staging: Mutex<Option<Staging>>,
     faults: Faults,
+    /// Why its values are not valid any more.
+    failure: Mutex<Option<Error>>,
     context: Arc<Context>,
 }
 
@@ -47,6 +49,7 @@ impl Gpu {
             pooled: Mutex::default(),
             staging: Mutex::default(),
             faults,
+            failure: Mutex::default(),
             context,
         };
         Ok((gpu, properties))
@@ -81,7 +84,7 @@ impl Gpu {
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.streams.synchronize()?;
         match self.faults.word() {
-            None => Ok(()),
+            None => self.check(),
             Some(_) => relaxed(|| self.wait_for(self.base())),
         }
     }
@@ -225,7 +228,7 @@ impl Gpu {
     pub(crate) fn wait_for(&self, stream: &Arc<RawStream>) -> Result<()> {
         let word = self.faults.word();
         if word.is_none() {
-            return stream.synchronize();
+            return stream.synchronize().and_then(|()| self.check());
         }
         let value = self.staged(|staging| {
             staging.start_word(stream, word)?;
@@ -235,8 +238,19 @@ impl Gpu {
         self.report(stream, value)
     }
 
+    /// Makes all later reads of values fail.
+    pub(crate) fn fail(&self, reason: Error) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
+    }
+
+    fn check(&self) -> Result<()> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.as_ref().map_or(Ok(()), |reason| Err(reason.clone()))
+    }
+
     /// Returns the error that the word encodes, if any, and clears the word.
     fn report(&self, stream: &RawStream, word: u64) -> Result<()> {
+        self.check()?;
         match self.faults.error(word) {
             None => Ok(()),
             Some(error) => self.faults.clear(stream).and(Err(error)),

@@ -158,6 +158,13 @@ fn emulators_in(folder: &Path) -> Vec<PathBuf> {
     }
 }
 
+/// The emulator's library, if the process uses it.
+pub(crate) fn emulator() -> Option<PathBuf> {
+    let open = OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let is_emulator = matches!(*open, Some((Library::Emulator, Ok(()))));
+    is_emulator.then(emulator_candidates)?.into_iter().find(|path| path.is_file())
+}
+
 /// Whether the emulator's library is where [`open`] looks for it.
 pub(crate) fn emulator_is_built() -> bool {
     emulator_candidates().iter().any(|path| path.is_file())

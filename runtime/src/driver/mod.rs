@@ -23,6 +23,6 @@ pub(crate) use allocator::{Allocator, Block, MetaSegments, NoBlock, Pool};
 pub(crate) use context::{Context, gpus};
 pub(crate) use gpu::Gpu;
 pub(crate) use graph::{Capture, RawGraph};
-pub(crate) use library::{Library, emulator_is_built, open};
+pub(crate) use library::{Library, emulator, emulator_is_built, open};
 pub(crate) use memory::{Part, Pinned, PinnedCopy, copy, copy_from_peer, fill_zero};
 pub(crate) use stream::{Event, RawStream};

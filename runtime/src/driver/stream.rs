@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags};
+use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags};
 use meshgrad_error::Result;
 
 use super::Context;
-use super::library::call;
+use super::library::{call, check};
 
 /// An in-order queue of work of one GPU.
 pub(crate) struct RawStream {
@@ -107,6 +107,16 @@ impl Event {
     /// Whether the event was recorded on `stream`.
     pub(crate) fn is_of(&self, stream: &Arc<RawStream>) -> bool {
         Arc::ptr_eq(&self.stream, stream)
+    }
+
+    /// Whether the work before it is done.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        self.stream.context.bind()?;
+        // SAFETY: the handle exists.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => check(&*self.stream.context, "cuEventQuery", code).map(|()| true),
+        }
     }
 
     /// Waits on the host for the event.

@@ -87,19 +87,22 @@ impl Redistributor {
             let ranks: Vec<usize> = ranks.into_iter().collect();
             let group = Group::new(ranks)?;
             let communicator = self.member.communicator(&group)?;
-            for message in plan.messages() {
-                for parts in parts_by_dtype(message, tensors) {
-                    if message.sender == rank {
-                        let to = group.index_of(message.receiver).unwrap_or_default();
-                        sends.push(communicator.send(&packed(&parts, tensors, rank)?, to)?);
-                    } else if message.receiver == rank {
-                        let from = group.index_of(message.sender).unwrap_or_default();
-                        let count = parts.iter().map(|(_, region)| region.elements()).sum();
-                        let dtype = tensors[parts[0].0].dtype;
-                        receipts.push((parts, communicator.recv(&[count], dtype, from)?));
+            communicator.fuse(|communicator| {
+                for message in plan.messages() {
+                    for parts in parts_by_dtype(message, tensors) {
+                        if message.sender == rank {
+                            let to = group.index_of(message.receiver).unwrap_or_default();
+                            sends.push(communicator.send(&packed(&parts, tensors, rank)?, to)?);
+                        } else if message.receiver == rank {
+                            let from = group.index_of(message.sender).unwrap_or_default();
+                            let count = parts.iter().map(|(_, region)| region.elements()).sum();
+                            let dtype = tensors[parts[0].0].dtype;
+                            receipts.push((parts, communicator.recv(&[count], dtype, from)?));
+                        }
                     }
                 }
-            }
+                Ok(())
+            })?;
         }
         let device = self.member.device.clone();
         Ok(Pending::by_host(move || {

@@ -9,7 +9,7 @@ use super::plain::{Bits, Plain};
 pub(super) type Run = fn(&dyn Communicator, &dyn Plain, usize) -> Result<(), String>;
 
 /// Checks in which each member has the same number of elements.
-pub(super) fn even() -> [(&'static str, Run); 14] {
+pub(super) fn even() -> [(&'static str, Run); 16] {
     [
         ("all_reduce", all_reduce),
         ("all_reduce_in_place", all_reduce_in_place),
@@ -23,6 +23,8 @@ pub(super) fn even() -> [(&'static str, Run); 14] {
         ("slices of a buffer", slices_of_a_buffer),
         ("gather and scatter", gather_and_scatter),
         ("send and recv", send_and_recv),
+        ("opposite messages", opposite_messages),
+        (super::OPPOSITE_NOT_FUSED, opposite_messages_not_fused),
         ("in flight", in_flight),
         ("fused", fused),
     ]
@@ -258,19 +260,57 @@ fn gather_and_scatter(comm: &dyn Communicator, of: &dyn Plain, count: usize) -> 
     Ok(())
 }
 
-/// A ring: every member sends to the next one. A second message does not overtake the first.
+/// Along a chain: member 0 sends first, and every other member receives first. A second message does not overtake
+/// the first.
 fn send_and_recv(comm: &dyn Communicator, of: &dyn Plain, count: usize) -> Result<(), String> {
-    let all = inputs(comm, of, count);
+    let (index, all) = (comm.index(), inputs(comm, of, count));
+    let mut sent = Vec::new();
+    if index > 0 {
+        let received = comm.recv(&[count, 1], of.dtype(), index - 1).map_err(text)?;
+        let empty = comm.recv(&[0, 1], of.dtype(), index - 1).map_err(text)?;
+        same("second recv", of, empty, &[])?;
+        same("recv", of, received, &all[index - 1])?;
+    }
+    if index + 1 < comm.size() {
+        for elements in [&all[index][..], &[]] {
+            let x = tensor(comm, of, elements, 1)?;
+            sent.push(comm.send(&x, index + 1).map_err(text)?);
+        }
+    }
+    sent.into_iter().try_for_each(Pending::wait).map_err(text)
+}
+
+/// A ring: every member sends to the next one.
+fn opposite_messages(comm: &dyn Communicator, of: &dyn Plain, count: usize) -> Result<(), String> {
+    let (x, shape, [next, before], expected) = ring(comm, of, count)?;
+    let both = comm.fuse(|comm| Ok((comm.send(&x, next)?, comm.recv(&shape, of.dtype(), before)?)));
+    let (sent, received) = both.map_err(text)?;
+    same("recv of a ring", of, received, &expected)?;
+    sent.wait().map_err(text)
+}
+
+/// The same, one after the other, where a message needs no receiver to start.
+fn opposite_messages_not_fused(
+    comm: &dyn Communicator,
+    of: &dyn Plain,
+    count: usize,
+) -> Result<(), String> {
+    let (x, shape, [next, before], expected) = ring(comm, of, count)?;
+    let sent = comm.send(&x, next).map_err(text)?;
+    let received = comm.recv(&shape, of.dtype(), before).map_err(text)?;
+    same("recv of a ring that is not fused", of, received, &expected)?;
+    sent.wait().map_err(text)
+}
+
+/// What this member sends to the next one of a ring, its shape, the next member and the one before, and what comes.
+type Ring = (Tensor, [usize; 2], [usize; 2], Vec<Bits>);
+
+fn ring(comm: &dyn Communicator, of: &dyn Plain, count: usize) -> Result<Ring, String> {
     let (index, size) = (comm.index(), comm.size());
     let (next, before) = ((index + 1) % size, (index + size - 1) % size);
+    let mut all = inputs(comm, of, count);
     let x = tensor(comm, of, &all[index], 1)?;
-    let first = comm.send(&x, next).map_err(text)?;
-    let second = comm.send(&tensor(comm, of, &[], 1)?, next).map_err(text)?;
-    let received = comm.recv(&[count, 1], of.dtype(), before).map_err(text)?;
-    let empty = comm.recv(&[0, 1], of.dtype(), before).map_err(text)?;
-    same("second recv", of, empty, &[])?;
-    same("recv", of, received, &all[before])?;
-    first.wait().and(second.wait()).map_err(text)
+    Ok((x, [count, 1], [next, before], all.swap_remove(before)))
 }
 
 /// Several collectives at once, waited for in another order; one is dropped.

@@ -54,6 +54,7 @@ pub fn check_control_after_failure(rank: &dyn Rank) -> Result<()> {
     if own + 1 < count {
         let x = Tensor::scalar(rank.device(), own as f32)?;
         let sum = rank.world()?.all_reduce(&x, Reduction::Sum).and_then(Pending::wait);
+        let sum = sum.and_then(|sum| sum.item::<f32>());
         ensure!(sum.is_err(), Invalid, "control: a collective without rank {} passed", count - 1);
     }
     let words = control.all_gather(&[own as u8])?;

@@ -31,6 +31,9 @@ pub use control::{check_control, check_control_after_failure};
 pub use faulty::{Fault, Faulty, RewiredRank};
 use plain::Plain;
 
+/// The name of the check that a transport fails in which a message needs its receiver to start, such as NCCL.
+pub const OPPOSITE_NOT_FUSED: &str = "opposite messages that are not fused";
+
 /// A check of a kind of collective with elements of one dtype.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
@@ -83,7 +86,13 @@ pub fn check(communicator: &dyn Communicator, counts: &[usize]) -> Result<()> {
 
 /// Every check for every dtype.
 pub fn checks() -> Vec<Check> {
-    plain::ALL.into_iter().flat_map(of_dtype).collect()
+    plain::all::<false>().into_iter().flat_map(of_dtype).collect()
+}
+
+/// Every check for every dtype, for transports whose sums have another order: the sums of floats are
+/// exact, for up to 16 ranks.
+pub fn checks_of_exact_sums() -> Vec<Check> {
+    plain::all::<true>().into_iter().flat_map(of_dtype).collect()
 }
 
 fn of_dtype(of: &'static dyn Plain) -> impl Iterator<Item = Check> {

@@ -21,7 +21,7 @@
 pub(crate) mod communicator;
 mod connect;
 mod execute;
-mod gpus;
+pub(crate) mod gpus;
 mod links;
 mod meeting;
 mod part;

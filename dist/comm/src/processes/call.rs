@@ -87,7 +87,10 @@ impl Call {
     ) -> Result<(Call, Frames)> {
         let (index, size) = (membership.index, membership.group.len());
         let members = Members::of(index, request.peer).indices(size);
-        let rounds = engine::rounds(&request.fingerprint, size);
+        let rounds = match contribution.is_empty() {
+            true => vec![engine::WITHOUT_TENSORS],
+            false => engine::rounds(&request.fingerprint, size),
+        };
         let (parts, holders) = {
             let mut tensors = contribution.lock();
             engine::parts(&mut tensors, &rounds[0], index, &members)?

@@ -16,6 +16,7 @@ use meshgrad_runtime::{Element, Result};
 use super::bytes::{Bytes, Holders};
 use crate::by_dtype::by_dtype;
 use crate::contribution::{Buffer, Tensors};
+use crate::needed::{received, sent};
 use crate::reduce::{CHUNK, Reduce, Reducer};
 
 pub(super) type Part = Bytes;
@@ -24,6 +25,15 @@ pub(super) type Part = Bytes;
 /// members is a reduce_scatter and an all_gather: each member then sends 2 (n - 1) / n of its
 /// tensor instead of n - 1 times the whole.
 const LARGE: usize = 16 << 10;
+
+/// The round of a call that only tells the other members of it.
+pub(super) const WITHOUT_TENSORS: Fingerprint = Fingerprint {
+    collective: Collective::Barrier,
+    dtype: None,
+    counts: Counts::Even(0),
+    reduction: None,
+    root: None,
+};
 
 /// The rounds of a collective of `size` members.
 pub(super) fn rounds(call: &Fingerprint, size: usize) -> Vec<Fingerprint> {
@@ -41,30 +51,9 @@ pub(super) fn rounds(call: &Fingerprint, size: usize) -> Vec<Fingerprint> {
     vec![round(Collective::ReduceScatter), round(Collective::AllGather)]
 }
 
-/// The elements of member `from` that member `to` needs.
-fn range(round: &Fingerprint, from: usize, to: usize) -> Range<usize> {
-    let counts = &round.counts;
-    let whole = 0..counts.of(from);
-    let shard = || counts.before(to)..counts.before(to) + counts.of(to);
-    let is_root = |index| round.root == Some(index);
-    match round.collective {
-        Collective::AllReduce | Collective::AllGather | Collective::Send => whole,
-        Collective::ReduceScatter | Collective::AllToAll => shard(),
-        Collective::Reduce | Collective::Gather if is_root(to) => whole,
-        Collective::Broadcast if is_root(from) => whole,
-        Collective::Scatter if is_root(from) => shard(),
-        _ => 0..0,
-    }
-}
-
 /// The bytes that member `me` expects from member `from`.
 pub(super) fn expected(round: &Fingerprint, from: usize, me: usize) -> usize {
-    let elements = match (&round.counts, round.collective) {
-        (Counts::Pairwise { recv, .. }, _) => recv[from],
-        (_, Collective::Recv) => round.counts.of(from),
-        _ => range(round, from, me).len(),
-    };
-    round.dtype.map_or(0, |dtype| dtype.bytes(elements))
+    round.dtype.map_or(0, |dtype| dtype.bytes(received(round, from, me)))
 }
 
 /// The parts of this member's tensor for `members`. Large parts are not copied: the tensor stays
@@ -133,7 +122,7 @@ pub(super) fn parts_of(
 
 /// The range that covers all elements that member `me` sends to `members`.
 fn needed(round: &Fingerprint, me: usize, members: &[usize]) -> Range<usize> {
-    let ranges = members.iter().map(|to| range(round, me, *to));
+    let ranges = members.iter().map(|to| sent(round, me, *to));
     let sent = ranges.filter(|range| !range.is_empty());
     let hull =
         |one: Range<usize>, other: Range<usize>| one.start.min(other.start)..one.end.max(other.end);
@@ -150,7 +139,7 @@ fn cut<T>(
 ) -> Result<Vec<Part>> {
     let width = size_of::<T>();
     let part = |to: &usize| {
-        let range = range(round, me, *to);
+        let range = sent(round, me, *to);
         if range.is_empty() {
             return Ok(Part::default());
         }

@@ -5,6 +5,7 @@
 //! order and in several random orders.
 
 mod conformance;
+mod nccl;
 mod streams;
 
 use std::env;
@@ -25,6 +26,16 @@ const STREAMS: [&str; 4] = ["ordered", "random:1", "random:2", "random:3"];
 
 /// Runs `test` in a child process for each order, if this is not a child; else runs `body`.
 fn in_each_order(test: &str, orders: &[&str], body: impl FnOnce()) {
+    in_each_order_with(&[], test, orders, body);
+}
+
+/// [`in_each_order`] with more variables of the environment.
+fn in_each_order_with(
+    variables: &[(&str, &str)],
+    test: &str,
+    orders: &[&str],
+    body: impl FnOnce(),
+) {
     if env::var_os(CHILD).is_some() || is_real() {
         return body();
     }
@@ -37,17 +48,18 @@ fn in_each_order(test: &str, orders: &[&str], body: impl FnOnce()) {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some(order) = orders.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    run_child(test, order);
+                    run_child(variables, test, order);
                 }
             });
         }
     });
 }
 
-fn run_child(test: &str, order: &str) {
+fn run_child(variables: &[(&str, &str)], test: &str, order: &str) {
     let output = Command::new(env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
+        .envs(variables.iter().copied())
         .env("MESHGRAD_EMULATOR_DEVICES", GPUS.to_string())
         .env("MESHGRAD_EMULATOR_STREAMS", order)
         .env("MESHGRAD_EMULATOR_LEAKS", "error")

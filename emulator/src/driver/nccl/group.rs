@@ -208,6 +208,7 @@ impl State {
             }
         };
         let own = Call { kind: Kind::Transfer, count, element };
+        let hangs = self.nccl.hangs;
         let Some(world) = self.nccl.worlds.get_mut(&id) else {
             return refused(INVALID_USAGE, format!("{id} has no ranks"));
         };
@@ -221,7 +222,7 @@ impl State {
         };
         transfers.meetings.retain(|_, it| !it.is_done());
         let meeting = transfers.meetings.entry(number).or_insert_with(new).clone();
-        meeting.check(side, &own, id)?;
+        meeting.check(side, &own, id).or_else(|refusal| meeting.hang_if(hangs, refusal))?;
         let buffers = Buffers { send: address, receive: address };
         Ok((meeting, side, buffers))
     }

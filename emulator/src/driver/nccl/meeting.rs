@@ -22,6 +22,8 @@ struct Members {
     /// Those that have aborted or failed.
     left: Vec<bool>,
     is_done: bool,
+    /// Whether its members called different things, and wait for each other.
+    hangs: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -32,8 +34,8 @@ struct Member {
 
 impl Meeting {
     pub(crate) fn new(name: String, call: Call, size: usize) -> Meeting {
-        let members =
-            Members { present: vec![None; size], left: vec![false; size], is_done: false };
+        let (present, left) = (vec![None; size], vec![false; size]);
+        let members = Members { present, left, is_done: false, hangs: false };
         Meeting { name, call, members: Mutex::new(members) }
     }
 
@@ -68,6 +70,12 @@ impl Meeting {
         })
     }
 
+    /// Accepts a call that differs, if such calls hang: they end when they are aborted.
+    pub(crate) fn hang_if(&self, hangs: bool, refusal: Refusal) -> Result<()> {
+        self.members().hangs |= hangs;
+        if hangs { Ok(()) } else { Err(refusal) }
+    }
+
     /// Whether the data has been moved: all members have come.
     pub(crate) fn is_done(&self) -> bool {
         self.members().is_done
@@ -88,7 +96,8 @@ impl Meeting {
         let members = self.members();
         let everyone =
             || members.present.iter().all(|it| it.is_some_and(|it| is_resident(it.ticket)));
-        members.is_done || members.left[member] || (!members.left.contains(&true) && everyone())
+        let is_open = !members.hangs && !members.left.contains(&true);
+        members.is_done || members.left[member] || (is_open && everyone())
     }
 
     /// Whether the operation of `member` may end some time, if `is_possible` says which operations may become
@@ -98,7 +107,8 @@ impl Meeting {
         let members = self.members();
         let all_present =
             || members.present.iter().all(|it| it.is_none_or(|it| is_possible(it.ticket)));
-        let is_open = members.present.contains(&None) || members.left.contains(&true);
+        let is_open =
+            members.hangs || members.present.contains(&None) || members.left.contains(&true);
         members.is_done || is_open || all_present()
     }
 

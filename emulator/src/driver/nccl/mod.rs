@@ -226,6 +226,7 @@ impl State {
         rank: usize,
         call: &Call,
     ) -> Result<Arc<Meeting>> {
+        let hangs = self.nccl.hangs;
         let Some(world) = self.nccl.worlds.get_mut(&id) else {
             return refused(INTERNAL_ERROR, format!("{id} has no ranks"));
         };
@@ -233,7 +234,7 @@ impl State {
         let new = || Arc::new(Meeting::new(format!("collective {number} of {id}"), *call, size));
         world.collectives.retain(|_, it| !it.is_done());
         let meeting = world.collectives.entry(number).or_insert_with(new).clone();
-        meeting.check(rank, call, id)?;
+        meeting.check(rank, call, id).or_else(|refusal| meeting.hang_if(hangs, refusal))?;
         Ok(meeting)
     }
 

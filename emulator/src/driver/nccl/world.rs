@@ -49,6 +49,8 @@ pub(super) struct Transfers {
 /// All communicators of the process.
 #[derive(Default)]
 pub(crate) struct Communicators {
+    /// Whether members that call different things wait for each other, and nothing is reported.
+    pub(crate) hangs: bool,
     pub(crate) worlds: BTreeMap<WorldId, World>,
     pub(crate) table: Table<Communicator>,
 }

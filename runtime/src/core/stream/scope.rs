@@ -45,6 +45,13 @@ impl Scope {
         ScopeId { scope: self.id, stream: self.pool.stream }
     }
 
+    /// Keeps storages of other devices and streams until the work is waited for.
+    pub(crate) fn keep_others<'a>(&mut self, storages: impl Iterator<Item = &'a Arc<Storage>>) {
+        let Scope { device, pool, used, .. } = self;
+        let others = storages.filter(|it| it.device() != device || it.pool() != *pool);
+        used.foreign.extend(others.cloned());
+    }
+
     /// Keeps `storage` alive until the work is waited for, and records a use if it is mutable.
     fn keep(&mut self, storage: &Arc<Storage>, access: Access) {
         let own = storage.pool() == self.pool;
@@ -167,9 +174,7 @@ pub(crate) fn keep<'a>(
         let Some(scope) = scope.filter(|scope| scope.is_stream_work) else {
             bail!(Invalid, "{op}: it is called outside of `StreamWork::run`; call it inside");
         };
-        let pool = scope.pool;
-        let others = storages.filter(|it| it.device() != device || it.pool() != pool);
-        scope.used.foreign.extend(others.cloned());
+        scope.keep_others(storages);
         Ok(())
     })
 }

@@ -121,14 +121,14 @@ fn copy(members: &mut [Member<'_>], one: Move) -> Result<()> {
 }
 
 /// Elements that one member reduces.
-struct Shard {
-    elements: Range<usize>,
-    member: usize,
+pub(crate) struct Shard {
+    pub(crate) elements: Range<usize>,
+    pub(crate) member: usize,
     /// Where they go in its output.
-    at: usize,
+    pub(crate) at: usize,
 }
 
-fn shards(call: &Fingerprint, n: usize) -> Vec<Shard> {
+pub(crate) fn shards(call: &Fingerprint, n: usize) -> Vec<Shard> {
     let count = call.counts.of(0);
     match call.collective {
         Collective::AllReduce => {
@@ -202,7 +202,7 @@ fn gather(members: &mut [Member<'_>], shards: &[Shard]) -> Result<()> {
     Ok(())
 }
 
-fn tree_op(reduction: Reduction) -> TreeOp {
+pub(crate) fn tree_op(reduction: Reduction) -> TreeOp {
     match reduction {
         Reduction::Sum => TreeOp::Sum,
         Reduction::Mean => TreeOp::Mean,

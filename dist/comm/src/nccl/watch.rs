@@ -1,0 +1,187 @@
+//! The threads that tell the other ranks what this one called, and wait for them.
+//!
+//! One thread starts a call without tensors on the host for each collective. The other one waits, for each of
+//! them in turn, until all members have called it and NCCL has finished it. The first error aborts all
+//! communicators of this rank.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use meshgrad_collectives::{Communicator, Operands, Output, Request};
+use meshgrad_error::{Error, error};
+use meshgrad_nccl::Communicator as Raw;
+use meshgrad_runtime::{Completion, Device, Pending, Result, StreamEvent, Tensor};
+
+use super::LIMIT;
+use crate::system::system;
+
+/// The time between polls of a collective that runs.
+const POLL: Duration = Duration::from_millis(1);
+/// How long a rank that leaves waits for collectives that it has called.
+const LEAVE: Duration = Duration::from_secs(10);
+
+/// A rank's collectives in flight.
+pub(super) struct Watch {
+    calls: Sender<Option<Call>>,
+    state: Arc<State>,
+}
+
+struct State {
+    /// Whose values are not valid after a failure.
+    device: Device,
+    failure: OnceLock<Error>,
+    communicators: Mutex<Vec<Weak<Raw>>>,
+    /// Set when this rank has left and its collectives are done.
+    has_left: Completion,
+}
+
+/// A collective that this rank has called.
+pub(super) struct Call {
+    /// What compares it with the calls of other ranks.
+    pub(super) ranks: Arc<dyn Communicator>,
+    pub(super) request: Request,
+    pub(super) progress: Arc<CallProgress>,
+}
+
+/// How far a collective has come.
+#[derive(Default)]
+pub(super) struct CallProgress {
+    /// Set when all members have called it.
+    pub(super) called: Completion,
+    /// The end of its work on the GPU; `None` without such work. Set once it is enqueued.
+    pub(super) end: OnceLock<Option<StreamEvent>>,
+}
+
+impl Watch {
+    pub(super) fn start(rank: usize, device: &Device) -> Result<Watch> {
+        let (calls, to_start) = channel();
+        let (started, to_wait) = channel();
+        let state = Arc::new(State {
+            device: device.clone(),
+            failure: OnceLock::new(),
+            communicators: Mutex::default(),
+            has_left: Completion::default(),
+        });
+        let failed = system("the threads of a rank of NCCL could not be started");
+        let of_start = state.clone();
+        let named = |what: &str| thread::Builder::new().name(format!("nccl {what} {rank}"));
+        named("calls")
+            .spawn(move || start_calls(&to_start, &started, &of_start))
+            .map_err(&failed)?;
+        let of_wait = state.clone();
+        named("watch").spawn(move || wait_for_calls(&to_wait, &of_wait)).map_err(failed)?;
+        Ok(Watch { calls, state })
+    }
+
+    /// Records a communicator, to abort it.
+    pub(super) fn add(&self, communicator: &Arc<Raw>) {
+        let mut communicators = self.state.lock();
+        communicators.retain(|it| it.strong_count() > 0);
+        communicators.push(Arc::downgrade(communicator));
+    }
+
+    /// Tells the other ranks of a call.
+    pub(super) fn call(&self, call: Call) {
+        let _ = self.calls.send(Some(call)); // fails after `leave`
+    }
+
+    /// The failure of this rank's communicators.
+    pub(super) fn check(&self) -> Result<()> {
+        self.state.failure.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Aborts all communicators of this rank, unless that has happened. Returns the first reason.
+    pub(super) fn fail(&self, reason: Error) -> Error {
+        self.state.fail(reason)
+    }
+
+    /// Waits until the collectives that were called are done, or for some seconds.
+    pub(super) fn leave(&self) {
+        let _ = self.calls.send(None); // fails if the thread has ended
+        let done = self.state.has_left.wait_until(Instant::now() + LEAVE);
+        if done.is_none() {
+            self.fail(error!(
+                PeerFailed,
+                "this rank left before other ranks had made all its calls"
+            ));
+        }
+    }
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Raw>>> {
+        self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, reason: Error) -> Error {
+        let failure = self.failure.get_or_init(|| reason).clone();
+        self.device.fail(failure.clone()); // before aborted work ends
+        let open: Vec<Arc<Raw>> = self.lock().drain(..).filter_map(|it| it.upgrade()).collect();
+        Raw::abort_all(&open);
+        failure
+    }
+}
+
+/// A call whose fingerprint was sent.
+struct Started {
+    call: Call,
+    everyone: Result<Pending<Option<Tensor>>>,
+    since: Instant,
+}
+
+fn start_calls(calls: &Receiver<Option<Call>>, started: &Sender<Started>, state: &State) {
+    for call in calls {
+        let Some(call) = call else {
+            break;
+        };
+        let nothing = Operands { input: None, output: Output::None };
+        let everyone = match state.failure.get() {
+            Some(failure) => Err(failure.clone()),
+            None => call.ranks.start(call.request.clone(), nothing),
+        };
+        let sent = Started { call, everyone, since: Instant::now() };
+        if started.send(sent).is_err() {
+            break;
+        }
+    }
+}
+
+fn wait_for_calls(calls: &Receiver<Started>, state: &State) {
+    for Started { call, everyone, since } in calls {
+        let called = everyone.and_then(Pending::wait).map(drop);
+        let called = called.map_err(|error| state.fail(error));
+        call.progress.called.complete(called.clone());
+        if called.is_ok()
+            && let Err(error) = wait_for_gpu(&call, since, state)
+        {
+            state.fail(error);
+        }
+    }
+    state.has_left.complete(Ok(()));
+}
+
+/// Waits until NCCL has finished a call that all members have made.
+fn wait_for_gpu(call: &Call, since: Instant, state: &State) -> Result<()> {
+    let limit = call.ranks.group().options().timeout.unwrap_or(LIMIT);
+    while state.failure.get().is_none() {
+        let end = call.progress.end.get();
+        if let Some(end) = end
+            && end.as_ref().map_or(Ok(true), StreamEvent::is_done)?
+        {
+            break;
+        }
+        if since.elapsed() > limit {
+            let (group, at) = (call.ranks.group(), call.request.caller);
+            let what = &call.request.fingerprint;
+            return Err(error!(
+                Stuck,
+                "{what} of {group} at {at}: all members called it, but NCCL did not finish it within {limit:?}; call \
+                 collectives in the same order on all ranks, and messages in opposite directions in one `fuse`"
+            ));
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! The transport over NCCL, on emulated GPUs with the emulator's NCCL.
+
+use std::time::Duration;
+
+use meshgrad_comm::conformance::{self, Check};
+use meshgrad_comm::{
+    Collectives, CommError, Communicator, FailedRank, Local, NcclRank, Rank, Reduction,
+};
+use meshgrad_mesh::{Group, GroupOptions};
+use meshgrad_runtime::{DType, Error, ErrorKind, Result, Tensor, ops};
+
+use super::{STREAMS, gpu, in_each_order, in_each_order_with};
+
+/// Wrong collectives wait without end, as those of NCCL.
+const HANGS: [(&str, &str); 1] = [("MESHGRAD_EMULATOR_HANGS", "1")];
+/// When ranks are missing.
+const SOON: Duration = Duration::from_millis(500);
+
+/// Runs `body` on ranks whose tensors travel over NCCL.
+fn over_nccl<T: Send>(
+    ranks: usize,
+    body: impl Fn(NcclRank<'_>) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    Local::new(ranks).launch(|rank| body(NcclRank::new(rank, gpu(rank.rank()))?))
+}
+
+/// Checks, except for the one in which ranks wait for each other without end.
+fn run(checks: Vec<Check>, communicator: &dyn Communicator, counts: &[usize]) -> Result<()> {
+    for check in checks.iter().filter(|it| it.name() != conformance::OPPOSITE_NOT_FUSED) {
+        for count in counts {
+            check.run(communicator, *count)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn worlds_conform() {
+    in_each_order("nccl::worlds_conform", &STREAMS, || {
+        for ranks in [1, 2, 3, 5] {
+            let checked = over_nccl(ranks, |rank| {
+                run(conformance::checks_of_exact_sums(), &*rank.world()?, &[0, 1, 7])
+            });
+            checked.unwrap_or_else(|error| panic!("{ranks} ranks: {error:#}"));
+        }
+    });
+}
+
+#[test]
+fn sums_in_the_order_of_a_tree_conform() {
+    in_each_order("nccl::sums_in_the_order_of_a_tree_conform", &STREAMS, || {
+        for ranks in [2, 3, 4] {
+            let checked = over_nccl(ranks, |rank| {
+                run(conformance::checks(), &*rank.tree(true).world()?, &[0, 1, 7])
+            });
+            checked.unwrap_or_else(|error| panic!("{ranks} ranks: {error:#}"));
+        }
+    });
+}
+
+/// Results are in the order of the group, not of the ranks.
+#[test]
+fn groups_in_another_order_conform() {
+    in_each_order("nccl::groups_in_another_order_conform", &STREAMS[..2], || {
+        let reversed = Group::new([2, 1, 0]).unwrap();
+        let check = |rank: NcclRank<'_>| {
+            let rank = rank.strict(true);
+            run(conformance::checks_of_exact_sums(), &*rank.connect("reversed", &reversed)?, &[5])
+        };
+        over_nccl(3, check).unwrap();
+    });
+}
+
+/// Control channels pass collectives that wait.
+#[test]
+fn messages_pass_collectives_that_wait() {
+    in_each_order("nccl::messages_pass_collectives_that_wait", &STREAMS[..2], || {
+        over_nccl(3, |rank| conformance::check_control(&rank)).unwrap();
+    });
+}
+
+/// The errors of all ranks, which do not end the world.
+fn errors(local: &Local, body: impl Fn(&NcclRank<'_>) -> Result<()> + Sync) -> Vec<Error> {
+    let ended = local.launch(|rank| {
+        let rank = NcclRank::new(rank, gpu(rank.rank()))?;
+        Ok::<_, Error>(body(&rank).expect_err("it fails"))
+    });
+    ended.unwrap()
+}
+
+/// The same verdict of all ranks.
+fn verdict(local: &Local, body: impl Fn(&NcclRank<'_>) -> Result<()> + Sync) -> CommError {
+    let errors = errors(local, body);
+    let verdicts: Vec<_> = errors.iter().map(|it| it.details::<CommError>().cloned()).collect();
+    assert!(verdicts.iter().all(|it| *it == verdicts[0]), "{errors:?}");
+    verdicts[0].clone().unwrap_or_else(|| panic!("{}", errors[0]))
+}
+
+fn ones(rank: &NcclRank<'_>, count: usize) -> Result<Tensor> {
+    ops::full(rank.device(), &[count], DType::F32, 1.0)
+}
+
+/// Sums, and reads the sum.
+fn sum(rank: &NcclRank<'_>, over: &dyn Communicator, count: usize) -> Result<()> {
+    let sum = over.all_reduce(&ones(rank, count)?, Reduction::Sum)?.wait()?;
+    sum.to_vec::<f32>().map(drop)
+}
+
+#[test]
+fn ranks_that_call_different_collectives_get_the_verdict() {
+    let test = "nccl::ranks_that_call_different_collectives_get_the_verdict";
+    in_each_order_with(&HANGS, test, &STREAMS[..2], || {
+        let counts = |rank: &NcclRank<'_>| if rank.rank() == 1 { 5 } else { 4 };
+        let found = verdict(&Local::new(3), |rank| sum(rank, &*rank.world()?, counts(rank)));
+        let CommError::Mismatch { first, second, .. } = &found else {
+            panic!("{found}");
+        };
+        let calls = [&first.call[..], &second.call];
+        assert!(calls.contains(&"all_reduce(f32 x 5, sum)"), "{found}");
+        assert!(calls.contains(&"all_reduce(f32 x 4, sum)"), "{found}");
+        assert!(first.at.file().ends_with("nccl.rs"), "{found}");
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_named() {
+    in_each_order_with(&HANGS, "nccl::a_rank_that_does_not_call_is_named", &STREAMS[..2], || {
+        let ended = Local::new(3).deadline(SOON).launch(|base| {
+            let rank = NcclRank::new(base, gpu(base.rank()))?;
+            let world = rank.world()?;
+            sum(&rank, &*world, 4)?;
+            let ended = match rank.rank() {
+                2 => Ok(std::thread::sleep(4 * SOON)),
+                _ => sum(&rank, &*world, 4),
+            };
+            Ok::<_, Error>(ended)
+        });
+        let ended = ended.unwrap();
+        for error in &ended[..2] {
+            let error = error.as_ref().expect_err("rank 2 is missing");
+            let Some(CommError::Timeout { call, missing, .. }) = error.details() else {
+                panic!("{error}");
+            };
+            assert_eq!((&missing[..], call.number), (&[2][..], 2)); // after the id and the first sum
+        }
+    });
+}
+
+/// Each rank reads the sum of one group before it calls the other.
+#[test]
+fn ranks_that_wait_for_each_other_get_the_verdict() {
+    let test = "nccl::ranks_that_wait_for_each_other_get_the_verdict";
+    in_each_order_with(&HANGS, test, &STREAMS[..2], || {
+        let found = verdict(&Local::new(2).deadline(SOON), |rank| {
+            let groups = [Group::new([0, 1])?, Group::new([1, 0])?];
+            let [a, b] = groups.map(|group| rank.connect("pair", &group));
+            let (a, b) = (a?, b?);
+            let order = if rank.rank() == 0 { [&a, &b] } else { [&b, &a] };
+            order.into_iter().try_for_each(|group| sum(rank, &**group, 4))
+        });
+        assert!(matches!(found, CommError::OrderInversion { .. }), "{found}");
+    });
+}
+
+/// All ranks called the same, but NCCL waits: opposite messages are not in one group.
+#[test]
+fn a_collective_that_nccl_does_not_finish_is_an_error() {
+    let test = "nccl::a_collective_that_nccl_does_not_finish_is_an_error";
+    in_each_order_with(&HANGS, test, &STREAMS[..2], || {
+        let errors = errors(&Local::new(2), |rank| {
+            let mut options = GroupOptions::default();
+            options.timeout = Some(SOON);
+            let pair = rank.connect("pair", &Group::new([0, 1])?.with_options(options))?;
+            let (x, other) = (ones(rank, 3)?, 1 - rank.rank());
+            let sent = pair.send(&x, other)?;
+            let received = pair.recv(&[3], DType::F32, other)?;
+            received.wait()?.to_vec::<f32>()?;
+            sent.wait()
+        });
+        for error in errors {
+            let message = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Stuck, "{message}");
+            assert!(message.contains("send(f32 x 3) of [0, 1]"), "{message}");
+            assert!(message.contains("all members called it, but NCCL did not"), "{message}");
+        }
+    });
+}
+
+/// After a failure nothing of the GPU can be read: what was enqueued later has used other values.
+#[test]
+fn a_rank_that_fails_ends_the_others() {
+    in_each_order_with(&HANGS, "nccl::a_rank_that_fails_ends_the_others", &STREAMS[..2], || {
+        for panics in [false, true] {
+            let failed = Local::new(3).launch(|base| {
+                let rank = NcclRank::new(base, gpu(base.rank()))?;
+                let (world, x) = (rank.world()?, ones(&rank, 2)?);
+                sum(&rank, &*world, 4)?;
+                if rank.rank() == 1 {
+                    assert!(!panics, "as planned");
+                    return Err(Error::new(ErrorKind::Invalid, "as planned"));
+                }
+                let error = sum(&rank, &*world, 4).unwrap_err();
+                assert_eq!(error.details::<FailedRank>().map(|it| it.rank), Some(1), "{error}");
+                assert_eq!(x.to_vec::<f32>().unwrap_err(), error);
+                assert_eq!(world.barrier().unwrap_err(), error);
+                Ok(())
+            });
+            let failed = failed.unwrap_err();
+            assert_eq!(failed.details::<FailedRank>().map(|it| it.rank), Some(1), "{failed}");
+        }
+    });
+}
+
+#[test]
+fn messages_arrive_when_a_collective_has_failed() {
+    let test = "nccl::messages_arrive_when_a_collective_has_failed";
+    in_each_order_with(&HANGS, test, &STREAMS[..1], || {
+        over_nccl(3, |rank| conformance::check_control_after_failure(&rank)).unwrap();
+    });
+}
