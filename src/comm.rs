@@ -3,10 +3,14 @@
 use std::error::Error;
 
 use anyhow::{anyhow, ensure};
-use meshgrad::comm::launch::{self, Environment};
+use meshgrad::comm::conformance::{self, Check};
+use meshgrad::comm::launch::Environment;
 use meshgrad::comm::speed::{MEASURED, Timing, measure};
-use meshgrad::comm::{Collectives, Communicator, Local, ProcessRank, Rank, Reduction, conformance};
-use meshgrad::runtime::Tensor;
+use meshgrad::comm::{Collectives, Communicator, Local, NcclRank, ProcessRank, Rank, Reduction};
+use meshgrad::runtime::{Device, Tensor};
+
+use crate::device::OnCpu;
+use crate::transport::Transport;
 
 /// The ranks of this process if no launcher started it.
 const RANKS: usize = 4;
@@ -20,71 +24,93 @@ pub(crate) struct CommArguments {
     /// Number of ranks that are threads of this process [default: 4].
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// `auto` is `mpi` under mpirun if the feature `mpi` is on, `tcp` under another launcher
-    /// (meshgrad launch, torchrun, srun), and otherwise `local`.
+    /// What carries tensors between ranks.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     transport: Transport,
+    /// The device of each rank; over NCCL, the GPU of rank 0 on each host.
+    #[command(flatten)]
+    device: OnCpu,
     /// Bytes of the largest tensor to measure; 0 measures nothing.
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20)]
     max_bytes: usize,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Transport {
-    /// Depends on the environment.
-    Auto,
-    /// Threads of this process.
-    Local,
-    /// Processes, over TCP.
-    Tcp,
-    /// Processes, over MPI. Needs the feature `mpi`.
-    Mpi,
-}
-
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-pub(crate) fn comm(arguments: &CommArguments) -> anyhow::Result<()> {
-    let between_processes = match (arguments.transport, arguments.ranks) {
-        // The launcher's environment variables are read only in this case.
-        (Transport::Auto, None) if Environment::read()?.is_some() => Some(launch::Transport::Auto),
-        (Transport::Auto | Transport::Local, _) => None,
-        (Transport::Tcp, _) => Some(launch::Transport::Tcp),
-        (Transport::Mpi, _) => Some(launch::Transport::Mpi),
+pub(crate) fn comm(arguments: &CommArguments, cpu: &Device) -> anyhow::Result<()> {
+    // The launcher's environment variables are read only for processes.
+    let place = match arguments.ranks.is_none() && arguments.transport != Transport::Local {
+        true => Environment::read()?,
+        false => None,
     };
-    if let Some(transport) = between_processes {
-        ensure!(
-            arguments.ranks.is_none(),
-            "--ranks is for threads of one process; start processes with `meshgrad launch -n N -- \
-             meshgrad comm`"
-        );
-        let transport = transport.choose(Environment::read()?.as_ref());
-        let world = ProcessRank::from_env_over(transport)?;
-        let checked = run(&world, transport.name(), arguments.max_bytes);
-        return checked.map_err(|error| anyhow!("rank {}: {error}", world.rank()));
+    match place.is_some() || matches!(arguments.transport, Transport::Tcp | Transport::Mpi) {
+        true => comm_of_process(arguments, place.as_ref(), cpu),
+        false => comm_of_threads(arguments, cpu),
     }
-    let ranks = arguments.ranks.unwrap_or(RANKS);
-    Local::run(ranks, |rank| run(rank, "local", arguments.max_bytes))?;
+}
+
+fn comm_of_process(
+    arguments: &CommArguments,
+    place: Option<&Environment>,
+    cpu: &Device,
+) -> anyhow::Result<()> {
+    ensure!(
+        arguments.ranks.is_none(),
+        "--ranks is for threads of one process; start processes with `meshgrad launch -n N -- meshgrad comm`"
+    );
+    let local_rank = place.map_or(0, Environment::local_rank);
+    let gpu = arguments.device.name.of_process(local_rank, cpu)?;
+    arguments.transport.check_of_processes(gpu.as_ref())?;
+    let transport = arguments.transport.between_processes().choose(place);
+    let world = ProcessRank::from_env_over(transport)?;
+    let checked = match gpu {
+        Some(gpu) => over_nccl(&world, gpu, arguments.max_bytes),
+        None => run(&world, transport.name(), &conformance::checks(), arguments.max_bytes),
+    };
+    checked.map_err(|error| anyhow!("rank {}: {error}", world.rank()))
+}
+
+fn comm_of_threads(arguments: &CommArguments, cpu: &Device) -> anyhow::Result<()> {
+    let (ranks, max_bytes) = (arguments.ranks.unwrap_or(RANKS), arguments.max_bytes);
+    let (devices, is_nccl) = arguments.device.name.of_threads(arguments.transport, ranks, cpu)?;
+    match devices {
+        Some(gpus) if is_nccl => {
+            Local::run(ranks, |rank| over_nccl(rank, gpus[rank.rank()].clone(), max_bytes))?;
+        }
+        Some(gpus) => {
+            let local = Local::new(ranks).devices(gpus);
+            local.launch(|rank| run(rank, "local", &conformance::checks(), max_bytes))?;
+        }
+        None => {
+            Local::run(ranks, |rank| run(rank, "local", &conformance::checks(), max_bytes))?;
+        }
+    }
     Ok(())
 }
 
+fn over_nccl(rank: &dyn Rank, gpu: Device, max_bytes: usize) -> Result<()> {
+    let rank = NcclRank::new(rank, gpu)?;
+    run(&rank, "nccl", &conformance::checks_over_nccl(false), max_bytes)
+}
+
 /// Checks and measures the collectives, on every rank. Rank 0 prints.
-fn run(rank: &dyn Rank, transport: &str, max_bytes: usize) -> Result<()> {
+fn run(rank: &dyn Rank, transport: &str, checks: &[Check], max_bytes: usize) -> Result<()> {
     let world = rank.world()?;
     let say = |text: &str| {
         if rank.rank() == 0 {
             println!("{text}");
         }
     };
-    say(&format!(
-        "{} ranks over {transport}, each with a device of {} threads",
-        rank.world_size(),
-        rank.device().properties().threads
-    ));
-    check(&world)?;
+    let device = match rank.device() {
+        gpu if gpu.is_gpu() => gpu.to_string(),
+        cpu => format!("a device of {} threads", cpu.properties().threads),
+    };
+    say(&format!("{} ranks over {transport}, each with {device}", rank.world_size()));
+    check(&world, checks)?;
     say(&format!(
         "checks   {}, all collectives and dtypes, with {COUNTS:?} elements: bit for bit as \
          expected",
-        conformance::checks().len()
+        checks.len()
     ));
     if max_bytes > 0 {
         say("\ncollective          bytes      time us    algorithm GB/s    bus GB/s");
@@ -98,8 +124,9 @@ fn run(rank: &dyn Rank, transport: &str, max_bytes: usize) -> Result<()> {
 }
 
 /// All ranks fail if a check fails on one.
-fn check(world: &dyn Communicator) -> Result<()> {
-    let checked = conformance::check(world, &COUNTS);
+fn check(world: &dyn Communicator, checks: &[Check]) -> Result<()> {
+    let mut all = checks.iter().flat_map(|check| COUNTS.map(|count| (check, count)));
+    let checked = all.try_for_each(|(check, count)| check.run(world, count));
     let failed = Tensor::scalar(world.device(), u8::from(checked.is_err()))?;
     let any = world.all_reduce(&failed, Reduction::Max);
     checked?; // `any` may fail as a consequence, so its error comes second

@@ -5,13 +5,15 @@ use std::str::FromStr;
 use meshgrad::comm::Local;
 use meshgrad::runtime::{Device, Error, ErrorKind};
 
+use crate::transport::Transport;
+
 /// The option of commands that default to the fastest device.
 #[derive(clap::Args)]
 pub(crate) struct OnFastest {
     /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU:
     /// slow), or `auto`: the first GPU if there is one, otherwise the CPU.
-    #[arg(long, default_value = "auto")]
-    device: DeviceName,
+    #[arg(long = "device", default_value = "auto")]
+    pub(crate) name: DeviceName,
 }
 
 /// The option of commands that default to the CPU.
@@ -19,8 +21,8 @@ pub(crate) struct OnFastest {
 pub(crate) struct OnCpu {
     /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU:
     /// slow), or `auto`: the first GPU if there is one, otherwise the CPU.
-    #[arg(long, default_value = "cpu")]
-    device: DeviceName,
+    #[arg(long = "device", default_value = "cpu")]
+    pub(crate) name: DeviceName,
 }
 
 /// The option of commands for GPUs.
@@ -28,14 +30,14 @@ pub(crate) struct OnCpu {
 pub(crate) struct OnGpu {
     /// The device: `cuda[:N]`, `emulator[:N]` (the same kernels, run and checked on the CPU: its
     /// times mean nothing), `cpu` or `auto`.
-    #[arg(long, default_value = "cuda")]
-    device: DeviceName,
+    #[arg(long = "device", default_value = "cuda")]
+    name: DeviceName,
 }
 
 impl OnGpu {
     /// Opens the device. `cpu` is the CPU device.
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
-        self.device.open(cpu)
+        self.name.open(cpu)
     }
 
     /// The devices of ranks: [`DeviceName::of_ranks`].
@@ -44,14 +46,14 @@ impl OnGpu {
         ranks: usize,
         cpu: &Device,
     ) -> Result<Option<Vec<Device>>, Error> {
-        self.device.of_ranks(ranks, cpu)
+        self.name.of_ranks(ranks, cpu)
     }
 }
 
 impl OnFastest {
     /// Opens the device. `cpu` is the CPU device.
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
-        self.device.open(cpu)
+        self.name.open(cpu)
     }
 
     /// The devices of ranks: [`DeviceName::of_ranks`].
@@ -60,12 +62,7 @@ impl OnFastest {
         ranks: usize,
         cpu: &Device,
     ) -> Result<Option<Vec<Device>>, Error> {
-        self.device.of_ranks(ranks, cpu)
-    }
-
-    /// Whether it is the CPU: named, or `auto` without a GPU.
-    pub(crate) fn is_cpu(&self, cpu: &Device) -> Result<bool, Error> {
-        self.device.is_cpu(cpu)
+        self.name.of_ranks(ranks, cpu)
     }
 }
 
@@ -89,13 +86,13 @@ fn shared_gpu(first: usize, rank: usize) -> Result<Device, Error> {
 impl OnCpu {
     /// Opens the device. `cpu` is the CPU device.
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
-        self.device.open(cpu)
+        self.name.open(cpu)
     }
 }
 
 /// The name of a device.
 #[derive(Clone, Copy)]
-enum DeviceName {
+pub(crate) enum DeviceName {
     Auto,
     Cpu,
     Cuda(usize),
@@ -103,6 +100,30 @@ enum DeviceName {
 }
 
 impl DeviceName {
+    /// The GPUs of ranks that are threads, and whether tensors travel over NCCL. `None` for CPUs.
+    pub(crate) fn of_threads(
+        self,
+        transport: Transport,
+        ranks: usize,
+        cpu: &Device,
+    ) -> anyhow::Result<(Option<Vec<Device>>, bool)> {
+        let is_nccl = transport.is_nccl_of_threads(ranks > 1 && self.has_own(ranks)?)?;
+        let devices = match is_nccl {
+            true => Some((0..ranks).map(|rank| self.own(rank)).collect::<anyhow::Result<_>>()?),
+            false => self.of_ranks(ranks, cpu)?,
+        };
+        Ok((devices, is_nccl))
+    }
+
+    /// The GPU of a process, the rank with the number `rank` on this host; `None` if it is on the CPU: named, or
+    /// `auto` without a GPU.
+    pub(crate) fn of_process(self, rank: usize, cpu: &Device) -> anyhow::Result<Option<Device>> {
+        match self.is_cpu(cpu)? {
+            true => Ok(None),
+            false => self.own(rank).map(Some),
+        }
+    }
+
     /// Opens a GPU for each rank, from the named one on. If there are fewer GPUs, ranks share them;
     /// all share an emulated one. `None` for CPUs.
     fn of_ranks(self, ranks: usize, cpu: &Device) -> Result<Option<Vec<Device>>, Error> {
@@ -124,6 +145,30 @@ impl DeviceName {
             DeviceName::Auto => Ok(!self.open(cpu)?.is_gpu()),
             DeviceName::Cuda(_) | DeviceName::Emulator(_) => Ok(false),
         }
+    }
+
+    /// Whether each of `ranks` ranks of this host can have a GPU of its own, which is not emulated.
+    fn has_own(self, ranks: usize) -> Result<bool, Error> {
+        let first = match self {
+            DeviceName::Cuda(first) => first,
+            DeviceName::Auto => 0,
+            DeviceName::Cpu | DeviceName::Emulator(_) => return Ok(false),
+        };
+        match Device::cuda_count() {
+            Ok(count) => Ok(first + ranks <= count),
+            Err(error) if error.kind() == ErrorKind::Missing => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The GPU of the rank with the number `rank` on this host, from the named one on.
+    fn own(self, rank: usize) -> anyhow::Result<Device> {
+        Ok(match self {
+            DeviceName::Cuda(first) => Device::cuda(first + rank)?,
+            DeviceName::Auto => Device::cuda(rank)?,
+            DeviceName::Emulator(first) => Device::emulator(first + rank)?,
+            DeviceName::Cpu => anyhow::bail!("NCCL moves tensors between GPUs; use --device cuda"),
+        })
     }
 
     fn open(self, cpu: &Device) -> Result<Device, Error> {

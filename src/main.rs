@@ -22,6 +22,7 @@ mod sample;
 mod signals;
 mod table;
 mod train;
+mod transport;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -137,7 +138,7 @@ fn dispatch(arguments: &Arguments, device: &Device) -> anyhow::Result<ExitCode> 
         Command::Bench(arguments) => return bench::bench(arguments, device),
         Command::Mesh(arguments) => return Ok(mesh::mesh(arguments)),
         Command::Pipeline(arguments) => return Ok(pipeline::pipeline(arguments)),
-        Command::Comm(arguments) => comm::comm(arguments),
+        Command::Comm(arguments) => comm::comm(arguments, device),
         Command::Launch(arguments) => return launch::launch(arguments),
         Command::Check(arguments) => check::check(&arguments.device.open(device)?),
     }?;

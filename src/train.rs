@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, anyhow, ensure};
 use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Error, FailedRank, ProcessRank, Rank};
+use meshgrad::comm::{Error, FailedRank, NcclRank, ProcessRank, Rank};
 use meshgrad::runtime::Device;
-use meshgrad::train::config::{Config, Override, toml};
+use meshgrad::train::config::{Config, Override, SumOrder, toml};
 use meshgrad::train::events::Event;
 use meshgrad::train::qwen3;
 use meshgrad::train::ranks::check_ranks;
@@ -22,6 +22,7 @@ use crate::device::{self, OnFastest};
 use crate::next::{self, StartedAs};
 use crate::runs;
 use crate::signals::{Messages, Stop};
+use crate::transport::Transport;
 
 #[derive(clap::Args)]
 pub(crate) struct TrainArguments {
@@ -34,6 +35,9 @@ pub(crate) struct TrainArguments {
     /// torchrun.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     ranks: Option<u16>,
+    /// What carries tensors between ranks.
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    transport: Transport,
     /// Start with the configuration, weights and tokenizer of a Hugging Face folder, a checkpoint or
     /// a run: as `--set model.from=DIR`.
     #[arg(long, value_name = "DIR")]
@@ -104,6 +108,13 @@ impl Run {
         Ok(Run { config, dir, resume, stop_after: arguments.stop_after, stop })
     }
 
+    /// Trains as `rank`, with tensors on `gpu` that travel over NCCL.
+    fn train_over_nccl(&self, rank: &dyn Rank, gpu: &Device) -> Result<Summary, Error> {
+        let is_tree = self.config.train.reduction == SumOrder::Tree;
+        let rank = NcclRank::new(rank, gpu.clone())?.tree(is_tree);
+        qwen3::train(self.session(rank.device(), Some(&rank)))
+    }
+
     /// The session of `rank`, or of a run on one rank.
     fn session<'a>(&'a self, device: &'a Device, rank: Option<&'a dyn Rank>) -> Session<'a> {
         let session = Session::new(&self.config, device)
@@ -137,7 +148,7 @@ pub(crate) fn train(
     has_threads: bool,
 ) -> anyhow::Result<ExitCode> {
     if let Some(environment) = Environment::read()?.filter(|it| it.world_size() > 1) {
-        return train_as_process(arguments, cpu, has_threads, environment.rank());
+        return train_as_process(arguments, cpu, has_threads, &environment);
     }
     let run = Run::new(arguments, true)?;
     match arguments.ranks.map(usize::from) {
@@ -162,11 +173,15 @@ fn train_on_threads(
     cpu: &Device,
 ) -> anyhow::Result<Summary> {
     check_ranks(&run.config, ranks)?;
-    let devices = arguments.device.of_ranks(ranks, cpu)?;
+    let (devices, is_nccl) = arguments.device.name.of_threads(arguments.transport, ranks, cpu)?;
     let cpus = || vec![cpu.clone(); ranks];
-    qwen3::check_threads(&run.config, &devices.clone().unwrap_or_else(cpus))?;
-    let local = device::local(ranks, devices, cpu);
-    let trained = local.launch(|rank| qwen3::train(run.session(rank.device(), Some(rank))));
+    let all = devices.clone().unwrap_or_else(cpus);
+    qwen3::check_threads(&run.config, &all)?;
+    let local = device::local(ranks, devices.filter(|_| !is_nccl), cpu);
+    let trained = local.launch(|rank| match is_nccl {
+        true => run.train_over_nccl(rank, &all[rank.rank()]),
+        false => qwen3::train(run.session(rank.device(), Some(rank))),
+    });
     let summaries = trained.map_err(cause_on_threads)?;
     let first = summaries.into_iter().next();
     first.context("no rank has trained")
@@ -193,13 +208,13 @@ fn named(rank: usize, message: &str) -> anyhow::Error {
     }
 }
 
-/// The run of a process that a launcher has started as rank `rank`.
+/// The run of a process that a launcher has started at `place`, and its GPU if it has one.
 fn run_of_process(
     arguments: &TrainArguments,
     cpu: &Device,
     has_threads: bool,
-    rank: usize,
-) -> anyhow::Result<Run> {
+    place: &Environment,
+) -> anyhow::Result<(Run, Option<Device>)> {
     ensure!(
         arguments.ranks.is_none(),
         "--ranks is for threads of one process, but a launcher has started this one; leave it out"
@@ -208,28 +223,30 @@ fn run_of_process(
         !has_threads,
         "--threads is for a single process; the ranks of a host share its cores evenly"
     );
-    ensure!(
-        arguments.device.is_cpu(cpu)?,
-        "ranks that are processes compute on CPUs; use --device cpu, or --ranks N for the GPUs of this \
-         machine"
-    );
-    Run::new(arguments, rank == 0)
+    let gpu = arguments.device.name.of_process(place.local_rank(), cpu)?;
+    arguments.transport.check_of_processes(gpu.as_ref())?;
+    Ok((Run::new(arguments, place.rank() == 0)?, gpu))
 }
 
-/// Trains as rank `rank`, as the launcher's variables say.
+/// Trains as a rank of the processes that a launcher started.
 fn train_as_process(
     arguments: &TrainArguments,
     cpu: &Device,
     has_threads: bool,
-    rank: usize,
+    place: &Environment,
 ) -> anyhow::Result<ExitCode> {
+    let rank = place.rank();
     // The other ranks learn of an error once all have joined.
-    let run = run_of_process(arguments, cpu, has_threads, rank);
+    let run = run_of_process(arguments, cpu, has_threads, place);
     // No rank speaks for one that cannot join.
-    let world = ProcessRank::from_env().with_context(|| format!("rank {rank} cannot join"))?;
+    let world = ProcessRank::from_env_over(arguments.transport.between_processes());
+    let world = world.with_context(|| format!("rank {rank} cannot join"))?;
     let own = |error: anyhow::Error| FailedRank { rank, reason: crate::message(&error) };
-    let trained = run.map_err(own).and_then(|run| {
-        let summary = qwen3::train(run.session(world.device(), Some(&world)));
+    let trained = run.map_err(own).and_then(|(run, gpu)| {
+        let summary = match gpu {
+            Some(gpu) => run.train_over_nccl(&world, &gpu),
+            None => qwen3::train(run.session(world.device(), Some(&world))),
+        };
         let cause = |error: &Error| error.details().cloned().or_else(|| world.failure());
         let of = |error: Error| cause(&error).unwrap_or_else(|| own(error.into()));
         Ok((summary.map_err(of)?, run))

@@ -32,7 +32,7 @@ pub use faulty::{Fault, Faulty, RewiredRank};
 use plain::Plain;
 
 /// The name of the check that a transport fails in which a message needs its receiver to start, such as NCCL.
-pub const OPPOSITE_NOT_FUSED: &str = "opposite messages that are not fused";
+const OPPOSITE_NOT_FUSED: &str = "opposite messages that are not fused";
 
 /// A check of a kind of collective with elements of one dtype.
 #[derive(Clone, Copy, Debug)]
@@ -89,10 +89,12 @@ pub fn checks() -> Vec<Check> {
     plain::all::<false>().into_iter().flat_map(of_dtype).collect()
 }
 
-/// Every check for every dtype, for transports whose sums have another order: the sums of floats are
-/// exact, for up to 16 ranks.
-pub fn checks_of_exact_sums() -> Vec<Check> {
-    plain::all::<true>().into_iter().flat_map(of_dtype).collect()
+/// What ranks over NCCL fulfil: every check except for that of opposite messages that are not fused. Unless
+/// sums have [the order of a tree](crate::NcclRank::tree), those of floats are exact, for up to 16 ranks.
+pub fn checks_over_nccl(is_tree: bool) -> Vec<Check> {
+    let elements = if is_tree { plain::all::<false>() } else { plain::all::<true>() };
+    let checks = elements.into_iter().flat_map(of_dtype);
+    checks.filter(|check| check.name != OPPOSITE_NOT_FUSED).collect()
 }
 
 fn of_dtype(of: &'static dyn Plain) -> impl Iterator<Item = Check> {

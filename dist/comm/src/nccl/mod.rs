@@ -75,6 +75,11 @@ impl<'a> NcclRank<'a> {
         NcclRank::with(base, Settings { device, library, is_strict: false, is_tree: false })
     }
 
+    /// Whether [`NcclRank::new`] finds NCCL for real GPUs.
+    pub fn is_installed() -> bool {
+        Library::open().is_ok()
+    }
+
     fn with(base: &'a dyn Rank, settings: Settings) -> Result<NcclRank<'a>> {
         let watch = Arc::new(Watch::start(base.rank(), &settings.device)?);
         let connector = NcclConnector::new(base, settings.clone(), watch.clone());

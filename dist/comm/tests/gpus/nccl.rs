@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use meshgrad_comm::conformance::{self, Check};
 use meshgrad_comm::{
-    Collectives, CommError, Communicator, FailedRank, Local, NcclRank, Rank, Reduction,
+    Collectives, CommError, Communicator, FailedRank, Local, NcclRank, Rank, Reduction, conformance,
 };
 use meshgrad_mesh::{Group, GroupOptions};
 use meshgrad_runtime::{DType, Error, ErrorKind, Result, Tensor, ops};
@@ -24,23 +23,18 @@ fn over_nccl<T: Send>(
     Local::new(ranks).launch(|rank| body(NcclRank::new(rank, gpu(rank.rank()))?))
 }
 
-/// Checks, except for the one in which ranks wait for each other without end.
-fn run(checks: Vec<Check>, communicator: &dyn Communicator, counts: &[usize]) -> Result<()> {
-    for check in checks.iter().filter(|it| it.name() != conformance::OPPOSITE_NOT_FUSED) {
-        for count in counts {
-            check.run(communicator, *count)?;
-        }
-    }
-    Ok(())
+/// Runs the conformance suite.
+fn check(communicator: &dyn Communicator, is_tree: bool, counts: &[usize]) -> Result<()> {
+    let checks = conformance::checks_over_nccl(is_tree);
+    let mut all = checks.iter().flat_map(|check| counts.iter().map(move |count| (check, count)));
+    all.try_for_each(|(check, count)| check.run(communicator, *count))
 }
 
 #[test]
 fn worlds_conform() {
     in_each_order("nccl::worlds_conform", &STREAMS, || {
         for ranks in [1, 2, 3, 5] {
-            let checked = over_nccl(ranks, |rank| {
-                run(conformance::checks_of_exact_sums(), &*rank.world()?, &[0, 1, 7])
-            });
+            let checked = over_nccl(ranks, |rank| check(&*rank.world()?, false, &[0, 1, 7]));
             checked.unwrap_or_else(|error| panic!("{ranks} ranks: {error:#}"));
         }
     });
@@ -50,9 +44,8 @@ fn worlds_conform() {
 fn sums_in_the_order_of_a_tree_conform() {
     in_each_order("nccl::sums_in_the_order_of_a_tree_conform", &STREAMS, || {
         for ranks in [2, 3, 4] {
-            let checked = over_nccl(ranks, |rank| {
-                run(conformance::checks(), &*rank.tree(true).world()?, &[0, 1, 7])
-            });
+            let checked =
+                over_nccl(ranks, |rank| check(&*rank.tree(true).world()?, true, &[0, 1, 7]));
             checked.unwrap_or_else(|error| panic!("{ranks} ranks: {error:#}"));
         }
     });
@@ -64,8 +57,7 @@ fn groups_in_another_order_conform() {
     in_each_order("nccl::groups_in_another_order_conform", &STREAMS[..2], || {
         let reversed = Group::new([2, 1, 0]).unwrap();
         let check = |rank: NcclRank<'_>| {
-            let rank = rank.strict(true);
-            run(conformance::checks_of_exact_sums(), &*rank.connect("reversed", &reversed)?, &[5])
+            check(&*rank.strict(true).connect("reversed", &reversed)?, false, &[5])
         };
         over_nccl(3, check).unwrap();
     });

@@ -2,6 +2,7 @@
 
 mod cost;
 mod draw;
+mod nccl;
 mod planted;
 mod run;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshgrad_comm::conformance::RewiredRank;
-use meshgrad_comm::{Communicator, GroupConnector, LocalRank, Rank};
+use meshgrad_comm::{Communicator, GroupConnector, Rank};
 use meshgrad_mesh::Group;
 use meshgrad_models::Qwen3;
 use meshgrad_runtime::{Result, ops};
@@ -71,7 +71,7 @@ impl Planted {
     }
 
     /// Plants the fault in the groups of a rank.
-    pub(crate) fn rewire(self, rank: &LocalRank) -> RewiredRank<'_> {
+    pub(crate) fn rewire(self, rank: &dyn Rank) -> RewiredRank<'_> {
         let wrong = self == Planted::WrongDomain;
         RewiredRank::new(
             rank,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use meshgrad_autograd::{Module, Param, ops};
-use meshgrad_comm::{CommLog, Local, Plan, PlanRank, Rank};
+use meshgrad_comm::{CommLog, Local, NcclRank, Plan, PlanRank, Rank};
 use meshgrad_models::moe::Dispatch;
 use meshgrad_models::{IGNORE_INDEX, Qwen3, TokenBatch, by_document};
 use meshgrad_runtime::{Device, Tensor};
@@ -312,14 +312,31 @@ pub(crate) fn sent(of: &Combination) -> Vec<Sent> {
     (0..of.ranks()).map(of_rank).collect()
 }
 
+/// What carries tensors between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Over {
+    /// The memory of the process, between CPUs.
+    Local,
+    /// NCCL, between emulated GPUs.
+    Nccl,
+}
+
 pub(crate) fn on_ranks(
     of: &Combination,
     choices: &Choices,
     fault: Planted,
 ) -> std::result::Result<Trained, String> {
+    on_ranks_over(Over::Local, of, choices, fault)
+}
+
+pub(crate) fn on_ranks_over(
+    over: Over,
+    of: &Combination,
+    choices: &Choices,
+    fault: Planted,
+) -> std::result::Result<Trained, String> {
     let config = of.config();
-    let local = Local::new(of.ranks()).threads(1).deadline(LIMIT);
-    let ran = local.launch(|rank| {
+    let run = |rank: &dyn Rank| {
         let rank = fault.rewire(rank);
         let ranks = RunRanks::new(&rank, &config)?;
         ranks.on_mesh(|| {
@@ -327,6 +344,11 @@ pub(crate) fn on_ranks(
             fault.plant(of, &mut trainer);
             train(of, trainer, rank.device(), Some(&ranks), &mut choices.clone())
         })
+    };
+    let local = Local::new(of.ranks()).threads(1).deadline(LIMIT);
+    let ran = local.launch(|rank| match over {
+        Over::Local => run(rank),
+        Over::Nccl => run(&NcclRank::new(rank, Device::emulator(rank.rank())?)?),
     });
     let (all, shares): (Vec<_>, Vec<_>) =
         ran.map_err(|error: meshgrad_train::Error| error.to_string())?.into_iter().unzip();
