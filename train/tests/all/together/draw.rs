@@ -21,6 +21,8 @@ pub(crate) struct Combination {
     pub(crate) documents: bool,
     /// Whether the slots of experts are too few in each step, at first.
     pub(crate) overflows: bool,
+    /// Whether it trains two steps instead of five.
+    pub(crate) short: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,6 +67,10 @@ impl Combination {
         let halves = if self.context() > 1 { 2 } else { 1 };
         let parts = halves * self.context() * self.degree("sp") * self.degree("tp");
         12usize.next_multiple_of(parts)
+    }
+
+    pub(crate) fn steps(&self) -> u64 {
+        if self.short { 2 } else { 5 }
     }
 
     /// How many of the degrees are above one.

@@ -3,6 +3,7 @@
 
 use std::env;
 use std::process::Command;
+use std::time::Instant;
 
 use crate::together::draw::{Combination, Kind};
 use crate::together::planted::Planted;
@@ -28,20 +29,67 @@ fn on_gpus(test: &str, body: impl FnOnce()) {
     }
 }
 
-fn check(of: &Combination) {
-    let one = One::of(of);
-    let ranks = on_ranks_over(Over::Nccl, of, &one.choices, Planted::Nothing);
-    let ranks = ranks.unwrap_or_else(|error| panic!("{of}: {error}"));
-    assert_eq!(differences(of, &one, &ranks), [""; 0], "{of}");
+/// Differences from one rank.
+fn compare(of: &Combination, one: &One, fault: Planted) -> Vec<String> {
+    match on_ranks_over(Over::Nccl, of, &one.choices, fault) {
+        Ok(ranks) => differences(of, one, &ranks),
+        Err(error) => vec![error],
+    }
+}
+
+fn check(of: &Combination) -> One {
+    let (one, since) = (One::of(of), Instant::now());
+    assert_eq!(compare(of, &one, Planted::Nothing), [""; 0], "{of}");
+    println!("{of}: {:.1} s", since.elapsed().as_secs_f64());
+    one
+}
+
+fn along(degrees: &[(&'static str, usize)], model: Kind) -> Combination {
+    let of = Combination { model, short: true, all_to_all: true, ..Combination::default() };
+    degrees.iter().fold(of, |it, (name, degree)| it.with(name, *degree))
 }
 
 #[test]
 fn ranks_train_over_nccl_as_one_rank() {
     on_gpus("together::nccl::ranks_train_over_nccl_as_one_rank", || {
-        let of = |degrees: &[(&'static str, usize)]| {
-            degrees.iter().fold(Combination::default(), |it, (name, degree)| it.with(name, *degree))
-        };
-        check(&of(&[("dp_shard", 2), ("tp", 2), ("ep", 2)]));
-        let _ = (Kind::Dense, is_exhaustive());
+        let of = along(&[("dp_shard", 2), ("tp", 2), ("ep", 2)], Kind::Experts);
+        let one = check(&of);
+        assert_ne!(compare(&of, &one, Planted::ExpertFactor), [""; 0]);
+        let of = along(&[("pp", 3)], Kind::Tied);
+        check(&Combination { schedule: Some("1f1b"), ..of });
+        let of = along(&[("cp_shard", 2)], Kind::Dense);
+        check(&Combination { ring: true, ..of });
+    });
+}
+
+/// Three degrees on eight GPUs.
+const THREE_DEGREES: [[(&str, usize); 3]; 9] = [
+    [("dp_replicate", 2), ("dp_shard", 2), ("tp", 2)],
+    [("dp_shard", 2), ("cp_shard", 2), ("tp", 2)],
+    [("pp", 2), ("dp_shard", 2), ("tp", 2)],
+    [("pp", 2), ("cp_shard", 2), ("dp_replicate", 2)],
+    [("pp", 2), ("sp", 2), ("tp", 2)],
+    [("dp_shard", 4), ("tp", 2), ("ep", 4)],
+    [("pp", 2), ("dp_shard", 4), ("ep", 4)],
+    [("cp_shard", 2), ("dp_shard", 4), ("ep", 8)],
+    [("cp_replicate", 2), ("sp", 2), ("dp_shard", 2)],
+];
+
+#[test]
+fn three_degrees_train_over_nccl_as_one_rank() {
+    if !is_exhaustive() {
+        return;
+    }
+    on_gpus("together::nccl::three_degrees_train_over_nccl_as_one_rank", || {
+        for degrees in THREE_DEGREES {
+            let of = along(&degrees, Kind::Experts);
+            let schedule = (of.degree("pp") > 1).then_some("1f1b");
+            let ring = of.degree("cp_shard") > 1;
+            let of = Combination { schedule, ring, sequence_parallel: of.degree("tp") > 1, ..of };
+            let one = check(&of);
+            for fault in [Planted::MicrobatchFactor, Planted::WrongDomain] {
+                assert_ne!(compare(&of, &one, fault), [""; 0], "{of}, {fault:?}");
+            }
+        }
     });
 }
