@@ -12,7 +12,7 @@ use std::thread;
 
 use super::call::{Call, Slot, difference};
 use super::id::WorldId;
-use super::protocol::{Message, Posted, address};
+use super::protocol::{Join, Posted, Reply, address};
 use super::refusal::Refusal;
 use super::sums::Sums;
 use super::world::check_join;
@@ -32,7 +32,7 @@ struct Ranks {
     /// Those that have joined and have not left.
     members: Vec<Option<Member>>,
     is_complete: bool,
-    /// Those of this process that have left; their connections end with the hub.
+    /// Those of this process that have left. They stay connected while other processes need the hub.
     leaving: Vec<Member>,
     has_ended: bool,
     calls: BTreeMap<Slot, Gathering>,
@@ -95,23 +95,20 @@ impl Hub {
 
     /// Serves a rank until it leaves or its process ends. A failed connection is the same.
     fn serve(&self, stream: &UnixStream) -> io::Result<()> {
-        let (rank, size, process) = match Message::receive(stream)? {
-            Message::Join { rank, size, process } if rank < size => (rank, size, process),
-            _ => return Err(io::ErrorKind::InvalidData.into()),
-        };
-        let member = Member { stream: Arc::new(Mutex::new(stream.try_clone()?)), process };
-        if let Err(refusal) = self.join(rank, size, member) {
-            let Refusal { code, message, .. } = refusal;
-            return Message::Refused { code, message }.send(stream);
+        let join = Join::receive(stream)?;
+        let member =
+            Member { stream: Arc::new(Mutex::new(stream.try_clone()?)), process: join.process };
+        if let Err(refusal) = self.join(join, member) {
+            return Reply::Refused(refusal.code, refusal.message).send(stream);
         }
-        while let Ok(Message::Call(posted)) = Message::receive(stream) {
-            self.add(rank, posted);
+        while let Ok(posted) = Posted::receive(stream) {
+            self.add(join.rank, posted);
         }
-        self.leave(rank);
+        self.leave(join.rank);
         Ok(())
     }
 
-    fn join(&self, rank: usize, size: usize, member: Member) -> Result<(), Refusal> {
+    fn join(&self, Join { rank, size, .. }: Join, member: Member) -> Result<(), Refusal> {
         let mut ranks = self.lock();
         if ranks.members.is_empty() {
             ranks.members.resize(size, None);
@@ -120,11 +117,11 @@ impl Hub {
         let has_come = ranks.members.get(rank).is_some_and(Option::is_some);
         let is_taken = has_come || ranks.is_complete || ranks.has_ended;
         check_join(self.world, rank, [size, known], is_taken)?;
-        member.send(&Message::Joined);
+        member.send(&Reply::Joined);
         ranks.members[rank] = Some(member);
         ranks.is_complete = ranks.members.iter().all(Option::is_some);
         if ranks.is_complete {
-            ranks.members.iter().flatten().for_each(|member| member.send(&Message::Complete));
+            ranks.members.iter().flatten().for_each(|member| member.send(&Reply::Complete));
         }
         Ok(())
     }
@@ -132,10 +129,12 @@ impl Hub {
     fn leave(&self, rank: usize) {
         let mut ranks = self.lock();
         let left = ranks.members[rank].take();
-        ranks.leaving.extend(left.filter(|member| member.process == std::process::id()));
+        ranks.leaving.extend(left.filter(Member::is_of_this_process));
+        if ranks.members.iter().flatten().all(Member::is_of_this_process) {
+            ranks.leaving.clear();
+        }
         if ranks.members.iter().all(Option::is_none) {
             ranks.has_ended = true;
-            ranks.leaving.clear();
             // Wakes the thread that listens.
             let _ = address(&self.name).and_then(|address| UnixStream::connect_addr(&address));
         }
@@ -145,25 +144,24 @@ impl Hub {
     fn add(&self, rank: usize, posted: Posted) {
         let call = posted.call;
         let (fault, due) = self.collect(rank, posted);
+        if due.is_empty() {
+            return;
+        }
         let (members, parts): (Vec<Member>, Vec<Part>) = due.into_iter().unzip();
         let requests: Vec<u64> = parts.iter().map(|part| part.request).collect();
-        let messages: Vec<Message> = match fault {
-            Some(message) => {
-                let fault = |request| Message::Fault { request, message: message.clone() };
-                requests.into_iter().map(fault).collect()
-            }
-            None if parts.is_empty() => return,
+        let results = match fault {
+            Some(fault) => vec![Err(fault); parts.len()],
             None => {
                 let inputs: Vec<_> = parts.into_iter().map(|part| part.data).collect();
-                let results = requests.into_iter().zip(call.results(&inputs, self.sums));
-                results.map(|(request, data)| Message::Result { request, data }).collect()
+                call.results(&inputs, self.sums).into_iter().map(Ok).collect()
             }
         };
+        let replies = requests.into_iter().zip(results);
+        let replies = replies.map(|(request, result)| Reply::Answer(request, result));
         // Once this process's own ranks have their answers it may end, and the hub with it.
-        let is_of_process = |member: &Member| member.process == std::process::id();
-        let mut answers: Vec<_> = members.into_iter().zip(messages).collect();
-        answers.sort_by_key(|(member, _)| is_of_process(member));
-        answers.iter().for_each(|(member, message)| member.send(message));
+        let mut answers: Vec<_> = members.into_iter().zip(replies).collect();
+        answers.sort_by_key(|(member, _)| member.is_of_this_process());
+        answers.iter().for_each(|(member, reply)| member.send(reply));
     }
 
     /// Adds a call. Returns the parts that can be answered, and what differs between the members.
@@ -202,9 +200,13 @@ impl Hub {
 }
 
 impl Member {
-    fn send(&self, message: &Message) {
+    fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn send(&self, reply: &Reply) {
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         // The thread that receives from a rank notices when its process has ended.
-        let _ = message.send(&stream);
+        let _ = reply.send(&stream);
     }
 }

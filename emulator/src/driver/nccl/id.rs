@@ -71,7 +71,7 @@ impl UniqueId {
         let hub = String::from_utf8_lossy(&id[20..]);
         let hub = hub.trim_end_matches('\0').to_owned();
         let is_own = process == std::process::id();
-        let problem = if &id[..8] != MARK || is_own && number >= NEXT.load(Relaxed) {
+        let problem = if &id[..8] != MARK || (is_own && number >= NEXT.load(Relaxed)) {
             "is not one that this process has created".to_owned()
         } else if !is_own && !configuration.processes {
             format!("is of process {process}; set {PROCESSES}=1 for ranks in several processes")

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::call::Part;
 use super::id::UniqueId;
-use super::protocol::{Message, Posted, address};
-use super::refusal::{REMOTE_ERROR, Refusal, Result, refused};
+use super::protocol::{Join, Posted, Reply, address};
+use super::refusal::{IN_PROGRESS, REMOTE_ERROR, Refusal, Result, SUCCESS, refused};
 use crate::memory::{AddressSpace, MemoryError};
 
 pub(crate) struct Link {
@@ -44,42 +44,33 @@ impl Link {
     pub(super) fn join(id: &UniqueId, rank: usize, size: usize) -> Result<Link> {
         let join = || {
             let stream = UnixStream::connect_addr(&address(&id.hub)?)?;
-            Message::Join { rank, size, process: std::process::id() }.send(&stream)?;
-            Message::receive(&stream).map(|answer| (stream, answer))
+            Join { rank, size, process: std::process::id() }.send(&stream)?;
+            Reply::receive(&stream).map(|reply| (stream, reply))
         };
         match join() {
-            Ok((stream, Message::Joined)) => {
-                Ok(Link { size, stream, requests: AtomicU64::new(0), received: Mutex::default() })
-            }
-            Ok((_, Message::Refused { code, message })) => {
+            Ok((_, Reply::Refused(code, message))) => {
                 Err(Refusal { code, message, fault_of: None })
             }
-            Ok(_) => refused(REMOTE_ERROR, format!("the hub of {} gave a wrong answer", id.world)),
+            Ok((stream, _)) => {
+                Ok(Link { size, stream, requests: AtomicU64::new(0), received: Mutex::default() })
+            }
             Err(error) => refused(
                 REMOTE_ERROR,
-                format!(
-                    "the process that created the unique id, or {}, has ended: {error}",
-                    id.world
-                ),
+                format!("{}, or the process that created its id, has ended: {error}", id.world),
             ),
         }
     }
 
     /// Receives until the connection ends. Calls `notify` after each message.
     pub(super) fn listen(&self, notify: impl Fn()) {
-        while let Ok(message) = Message::receive(&self.stream) {
-            let mut received = self.lock();
-            match message {
-                Message::Complete => received.is_complete = true,
-                Message::Result { request, data } => {
-                    drop(received.answers.insert(request, Ok(data)))
+        while let Ok(reply) = Reply::receive(&self.stream) {
+            match reply {
+                Reply::Complete => self.lock().is_complete = true,
+                Reply::Answer(request, answer) => {
+                    self.lock().answers.insert(request, answer);
                 }
-                Message::Fault { request, message } => {
-                    received.answers.insert(request, Err(message));
-                }
-                _ => break,
+                Reply::Joined | Reply::Refused(..) => break,
             }
-            drop(received);
             notify();
         }
         self.lock().is_closed = true;
@@ -90,13 +81,12 @@ impl Link {
         self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether all ranks have joined; some may have left since.
-    pub(super) fn is_complete(&self) -> bool {
-        self.lock().is_complete
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.lock().is_closed
+    pub(super) fn status(&self) -> i32 {
+        match *self.lock() {
+            Received { is_closed: true, .. } => REMOTE_ERROR,
+            Received { is_complete: true, .. } => SUCCESS,
+            _ => IN_PROGRESS,
+        }
     }
 
     /// Tells the hub that this rank makes no more calls. It then closes the connection.
@@ -127,7 +117,7 @@ impl Exchange {
             space.read(buffers.send, &mut data)?;
             let posted = Posted { request: *request, slot, member, call, data };
             // A call is never answered if the connection has ended.
-            let _ = Message::Call(posted).send(&self.link.stream);
+            let _ = posted.send(&self.link.stream);
         }
         Ok(())
     }

@@ -124,7 +124,6 @@ impl Driver {
         if state.nccl.has_runner || !state.nccl.has_links() {
             return Ok(());
         }
-        state.nccl.has_runner = true;
         start_thread("nccl runner", || {
             let mut state = self.lock();
             while state.nccl.has_links() {
@@ -134,7 +133,9 @@ impl Driver {
                 state = self.progress(state, steps);
             }
             state.nccl.has_runner = false;
-        })
+        })?;
+        state.nccl.has_runner = true;
+        Ok(())
     }
 
     /// `ncclCommGetAsyncError`: whether the communicator is still in progress.
@@ -166,7 +167,7 @@ impl Driver {
         if let Some(link) = state.nccl.table.get(handle)?.link.clone() {
             link.finish();
             let until = Instant::now() + LEAVING;
-            state = self.wait(state, |_| link.is_closed() || Instant::now() > until);
+            state = self.wait(state, |_| link.status() == REMOTE_ERROR || Instant::now() > until);
         }
         state.leave_world(handle)
     }
@@ -220,16 +221,13 @@ impl State {
     /// The status of a communicator, apart from polls.
     fn status(&self, handle: CommunicatorHandle) -> Result<i32> {
         let communicator = self.nccl.table.get(handle)?;
-        let is_complete = match &communicator.link {
-            Some(link) if link.is_closed() => return Ok(REMOTE_ERROR),
-            Some(link) => link.is_complete(),
-            None => self.world(handle)?.is_complete,
+        let status = match &communicator.link {
+            Some(link) => link.status(),
+            None if self.world(handle)?.is_complete => SUCCESS,
+            None => IN_PROGRESS,
         };
-        Ok(match self.check_context(communicator.context) {
-            _ if !is_complete => IN_PROGRESS,
-            Ok(()) => SUCCESS,
-            Err(_) => UNHANDLED_CUDA_ERROR,
-        })
+        let has_failed = self.check_context(communicator.context).is_err();
+        Ok(if status == SUCCESS && has_failed { UNHANDLED_CUDA_ERROR } else { status })
     }
 
     fn world(&self, handle: CommunicatorHandle) -> Result<&World> {

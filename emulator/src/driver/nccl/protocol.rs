@@ -1,8 +1,10 @@
 //! Messages between the ranks of a world in several processes and their hub, over Unix sockets.
 //!
-//! A message has a header of little-endian words of 64 bits: its kind, its numbers, and how many bytes follow.
-//! Both ends are this library, so malformed messages only end the connection.
+//! A rank sends [`Join`] and then [`Posted`] calls; the hub sends [`Reply`]s. A message is a few little-endian words
+//! of 64 bits, the last of which is the number of bytes that follow. Both ends are this library, so a malformed
+//! message only ends the connection.
 
+use std::array;
 use std::io::{self, Read, Write};
 use std::os::unix::net::{SocketAddr, UnixStream};
 
@@ -10,34 +12,11 @@ use super::call::{Call, Kind, Slot};
 use super::element::Element;
 use super::sums::Reduction;
 
-#[derive(Debug, PartialEq)]
-pub(super) enum Message {
-    /// The first message of a rank.
-    Join {
-        rank: usize,
-        size: usize,
-        process: u32,
-    },
-    /// The answer to `Join`.
-    Joined,
-    /// The answer to `Join`: a code of `ncclResult_t`, and why.
-    Refused {
-        code: i32,
-        message: String,
-    },
-    /// All ranks have joined.
-    Complete,
-    Call(Posted),
-    /// What a call receives.
-    Result {
-        request: u64,
-        data: Vec<u8>,
-    },
-    /// What differs between the members of a call.
-    Fault {
-        request: u64,
-        message: String,
-    },
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Join {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) process: u32,
 }
 
 /// A rank's part in a call, with the bytes that it sends.
@@ -51,8 +30,16 @@ pub(super) struct Posted {
     pub(super) data: Vec<u8>,
 }
 
-/// Words of the header before the number of bytes.
-const WORDS: usize = 11;
+#[derive(Debug, PartialEq)]
+pub(super) enum Reply {
+    Joined,
+    /// The rank cannot join: a code of `ncclResult_t`, and why.
+    Refused(i32, String),
+    /// All ranks have joined.
+    Complete,
+    /// What a request receives, or what differs between the members of its call.
+    Answer(u64, Result<Vec<u8>, String>),
+}
 
 /// The address of a socket. Abstract names leave no file behind when the process is killed.
 #[cfg(target_os = "linux")]
@@ -65,65 +52,66 @@ pub(super) fn address(name: &str) -> io::Result<SocketAddr> {
     SocketAddr::from_pathname(std::env::temp_dir().join(name))
 }
 
-impl Message {
-    pub(super) fn send(&self, mut to: &UnixStream) -> io::Result<()> {
-        let (words, bytes) = self.encode();
-        let padding = std::iter::repeat_n(0, WORDS - words.len());
-        let header = words.into_iter().chain(padding).chain([bytes.len() as u64]);
-        to.write_all(&header.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())?;
-        to.write_all(bytes)
+fn send(mut to: &UnixStream, words: &[u64], bytes: &[u8]) -> io::Result<()> {
+    let header = words.iter().copied().chain([bytes.len() as u64]);
+    to.write_all(&header.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())?;
+    to.write_all(bytes)
+}
+
+fn receive<const WORDS: usize>(mut from: &UnixStream) -> io::Result<([u64; WORDS], Vec<u8>)> {
+    let mut header = vec![0; 8 * (WORDS + 1)];
+    from.read_exact(&mut header)?;
+    let word = |at: usize| u64::from_le_bytes(array::from_fn(|byte| header[8 * at + byte]));
+    let mut bytes = Vec::new();
+    match from.take(word(WORDS)).read_to_end(&mut bytes)? as u64 == word(WORDS) {
+        true => Ok((array::from_fn(word), bytes)),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+impl Join {
+    pub(super) fn send(self, to: &UnixStream) -> io::Result<()> {
+        send(to, &[self.rank as u64, self.size as u64, u64::from(self.process)], &[])
     }
 
-    pub(super) fn receive(mut from: &UnixStream) -> io::Result<Message> {
-        let mut header = [0; 8 * (WORDS + 1)];
-        from.read_exact(&mut header)?;
-        let word =
-            |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[8 * at + byte]));
-        let mut bytes = Vec::new();
-        let read = from.take(word(WORDS)).read_to_end(&mut bytes)?;
-        let is_whole = read as u64 == word(WORDS);
-        let message = Message::decode(std::array::from_fn(word), bytes).filter(|_| is_whole);
-        message.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    pub(super) fn receive(from: &UnixStream) -> io::Result<Join> {
+        let ([rank, size, process], _) = receive(from)?;
+        Ok(Join { rank: rank as usize, size: size as usize, process: process as u32 })
     }
+}
 
-    fn encode(&self) -> (Vec<u64>, &[u8]) {
+impl Reply {
+    pub(super) fn send(&self, to: &UnixStream) -> io::Result<()> {
         match self {
-            Message::Join { rank, size, process } => {
-                (vec![0, *rank as u64, *size as u64, u64::from(*process)], &[])
-            }
-            Message::Joined => (vec![1], &[]),
-            Message::Refused { code, message } => (vec![2, *code as u64], message.as_bytes()),
-            Message::Complete => (vec![3], &[]),
-            Message::Call(posted) => (posted.words(), &posted.data),
-            Message::Result { request, data } => (vec![5, *request], data),
-            Message::Fault { request, message } => (vec![6, *request], message.as_bytes()),
+            Reply::Joined => send(to, &[0, 0], &[]),
+            Reply::Refused(code, message) => send(to, &[1, *code as u64], message.as_bytes()),
+            Reply::Complete => send(to, &[2, 0], &[]),
+            Reply::Answer(request, Ok(data)) => send(to, &[3, *request], data),
+            Reply::Answer(request, Err(fault)) => send(to, &[4, *request], fault.as_bytes()),
         }
     }
 
-    fn decode(words: [u64; WORDS], bytes: Vec<u8>) -> Option<Message> {
-        let [kind, first, second, third, ..] = words;
-        Some(match kind {
-            0 => {
-                Message::Join { rank: first as usize, size: second as usize, process: third as u32 }
-            }
-            1 => Message::Joined,
-            2 => Message::Refused { code: first as i32, message: String::from_utf8(bytes).ok()? },
-            3 => Message::Complete,
-            4 => Message::Call(Posted::decode(words, bytes)?),
-            5 => Message::Result { request: first, data: bytes },
-            6 => Message::Fault { request: first, message: String::from_utf8(bytes).ok()? },
-            _ => return None,
+    pub(super) fn receive(from: &UnixStream) -> io::Result<Reply> {
+        let ([kind, number], bytes) = receive(from)?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok(match kind {
+            0 => Reply::Joined,
+            1 => Reply::Refused(number as i32, text(bytes)),
+            2 => Reply::Complete,
+            3 => Reply::Answer(number, Ok(bytes)),
+            _ => Reply::Answer(number, Err(text(bytes))),
         })
     }
 }
 
 impl Posted {
-    fn words(&self) -> Vec<u64> {
-        let (number, from, to) = match self.slot {
+    pub(super) fn send(&self, to: &UnixStream) -> io::Result<()> {
+        let Call { kind, count, element } = self.call;
+        let (number, from, rank) = match self.slot {
             Slot::Collective(number) => (number, 0, 0),
             Slot::Transfer { number, from, to } => (number, from, to),
         };
-        let (kind, by, root) = match self.call.kind {
+        let (kind, by, root) = match kind {
             Kind::AllReduce(by) => (0, by, 0),
             Kind::Reduce(by, root) => (1, by, root),
             Kind::Broadcast(root) => (2, Reduction::Sum, root),
@@ -132,14 +120,17 @@ impl Posted {
             Kind::AllToAll => (5, Reduction::Sum, 0),
             Kind::Transfer => (6, Reduction::Sum, 0),
         };
-        let place = [number, from as u64, to as u64, self.member as u64];
-        let call = [kind, by as u64, root as u64, self.call.count as u64, self.call.element as u64];
-        [&[4, self.request][..], &place, &call].concat()
+        let indices = [from, rank, self.member, by as usize, root, count, element as usize];
+        let words = [self.request, number, kind].into_iter();
+        let words: Vec<u64> = words.chain(indices.map(|index| index as u64)).collect();
+        send(to, &words, &self.data)
     }
 
-    fn decode(words: [u64; WORDS], data: Vec<u8>) -> Option<Posted> {
-        let [_, request, number, from, to, member, kind, by, root, count, element] = words;
-        let (by, root) = (Reduction::of_code(by as i32)?, root as usize);
+    pub(super) fn receive(stream: &UnixStream) -> io::Result<Posted> {
+        let ([request, number, kind, indices @ ..], data) = receive::<10>(stream)?;
+        let [from, to, member, by, root, count, element] = indices.map(|index| index as usize);
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        let by = Reduction::of_code(by as i32).ok_or_else(invalid)?;
         let kind = match kind {
             0 => Kind::AllReduce(by),
             1 => Kind::Reduce(by, root),
@@ -147,16 +138,14 @@ impl Posted {
             3 => Kind::AllGather,
             4 => Kind::ReduceScatter(by),
             5 => Kind::AllToAll,
-            6 => Kind::Transfer,
-            _ => return None,
+            _ => Kind::Transfer,
         };
         let slot = match kind {
-            Kind::Transfer => Slot::Transfer { number, from: from as usize, to: to as usize },
+            Kind::Transfer => Slot::Transfer { number, from, to },
             _ => Slot::Collective(number),
         };
-        let element = Element::of_code(element as i32)?;
-        let call = Call { kind, count: count as usize, element };
-        Some(Posted { request, slot, member: member as usize, call, data })
+        let element = Element::of_code(element as i32).ok_or_else(invalid)?;
+        Ok(Posted { request, slot, member, call: Call { kind, count, element }, data })
     }
 }
 
@@ -166,41 +155,38 @@ mod tests {
 
     #[test]
     fn messages_arrive_as_they_were_sent() {
-        let transfer = Slot::Transfer { number: 3, from: 2, to: 1 };
-        let by = Reduction::Average;
-        let kinds = [
-            (Kind::AllReduce(by), Slot::Collective(7)),
-            (Kind::Reduce(by, 2), Slot::Collective(8)),
+        let (here, there) = UnixStream::pair().unwrap();
+        for (kind, slot) in [
+            (Kind::AllReduce(Reduction::Average), Slot::Collective(7)),
+            (Kind::Reduce(Reduction::Min, 2), Slot::Collective(8)),
             (Kind::Broadcast(1), Slot::Collective(9)),
             (Kind::AllGather, Slot::Collective(10)),
             (Kind::ReduceScatter(Reduction::Max), Slot::Collective(11)),
             (Kind::AllToAll, Slot::Collective(12)),
-            (Kind::Transfer, transfer),
-        ];
-        let calls = kinds.map(|(kind, slot)| {
+            (Kind::Transfer, Slot::Transfer { number: 3, from: 2, to: 1 }),
+        ] {
             let call = Call { kind, count: 5, element: Element::Bf16 };
-            Message::Call(Posted { request: 4, slot, member: 1, call, data: vec![9; 10] })
-        });
-        let others = [
-            Message::Join { rank: 2, size: 3, process: 77 },
-            Message::Joined,
-            Message::Refused { code: 5, message: "no".to_owned() },
-            Message::Complete,
-            Message::Result { request: 1, data: vec![1, 2, 3] },
-            Message::Fault { request: 1, message: "differs".to_owned() },
-        ];
-        let (here, there) = UnixStream::pair().unwrap();
-        for message in calls.into_iter().chain(others) {
-            message.send(&here).unwrap();
-            assert_eq!(Message::receive(&there).unwrap(), message);
+            let posted = Posted { request: 4, slot, member: 1, call, data: vec![9; 10] };
+            posted.send(&here).unwrap();
+            assert_eq!(Posted::receive(&there).unwrap(), posted);
         }
-        // A message that ends too early, as when a process is killed.
-        Message::Result { request: 1, data: vec![0; 100] }.send(&here).unwrap();
-        let mut start = [0; 150];
-        (&there).read_exact(&mut start).unwrap();
-        let (cut, end) = UnixStream::pair().unwrap();
-        (&cut).write_all(&start).unwrap();
-        drop(cut);
-        assert!(Message::receive(&end).is_err());
+        for reply in [
+            Reply::Joined,
+            Reply::Refused(5, "no".to_owned()),
+            Reply::Complete,
+            Reply::Answer(1, Ok(vec![1, 2, 3])),
+            Reply::Answer(1, Err("differs".to_owned())),
+        ] {
+            reply.send(&here).unwrap();
+            assert_eq!(Reply::receive(&there).unwrap(), reply);
+        }
+        let join = Join { rank: 2, size: 3, process: 77 };
+        join.send(&here).unwrap();
+        assert_eq!(Join::receive(&there).unwrap(), join);
+
+        // As when a process is killed while it sends.
+        (&here).write_all(&[1; 100]).unwrap();
+        drop(here);
+        assert!(Posted::receive(&there).is_err());
     }
 }
