@@ -18,6 +18,7 @@ use super::sums::Sums;
 use super::world::check_join;
 use crate::driver::configuration::Configuration;
 
+/// Collects the calls of a world's ranks.
 pub(super) struct Hub {
     world: WorldId,
     /// Of its socket.
@@ -49,11 +50,11 @@ struct Gathering {
     call: Call,
     /// The first member that made it.
     first: usize,
-    parts: Vec<Option<Part>>,
+    parts: Vec<Option<Arrived>>,
     fault: Option<String>,
 }
 
-struct Part {
+struct Arrived {
     rank: usize,
     request: u64,
     data: Vec<u8>,
@@ -147,7 +148,7 @@ impl Hub {
         if due.is_empty() {
             return;
         }
-        let (members, parts): (Vec<Member>, Vec<Part>) = due.into_iter().unzip();
+        let (members, parts): (Vec<Member>, Vec<Arrived>) = due.into_iter().unzip();
         let requests: Vec<u64> = parts.iter().map(|part| part.request).collect();
         let results = match fault {
             Some(fault) => vec![Err(fault); parts.len()],
@@ -165,7 +166,7 @@ impl Hub {
     }
 
     /// Adds a call. Returns the parts that can be answered, and what differs between the members.
-    fn collect(&self, rank: usize, posted: Posted) -> (Option<String>, Vec<(Member, Part)>) {
+    fn collect(&self, rank: usize, posted: Posted) -> (Option<String>, Vec<(Member, Arrived)>) {
         let mut ranks = self.lock();
         let Ranks { members, calls, .. } = &mut *ranks;
         let Posted { request, slot, member, call, data } = posted;
@@ -175,7 +176,7 @@ impl Hub {
             parts: (0..slot.members(members.len())).map(|_| None).collect(),
             fault: None,
         });
-        gathering.parts[member] = Some(Part { rank, request, data });
+        gathering.parts[member] = Some(Arrived { rank, request, data });
         if gathering.call != call {
             let calls = [(gathering.first, &gathering.call), (member, &call)];
             gathering.fault.get_or_insert_with(|| difference(&slot.name(self.world), calls));
@@ -183,9 +184,9 @@ impl Hub {
         let fault = gathering.fault.clone();
 
         // Calls of a rank that has left never end.
-        let is_there = |part: &Part| members[part.rank].is_some();
+        let is_there = |part: &Arrived| members[part.rank].is_some();
         let is_whole = gathering.parts.iter().all(|it| it.as_ref().is_some_and(is_there));
-        let due: Vec<Part> = match fault {
+        let due: Vec<Arrived> = match fault {
             Some(_) if self.hangs => return (None, Vec::new()),
             Some(_) => gathering.parts.iter_mut().filter_map(Option::take).collect(),
             None if is_whole => {

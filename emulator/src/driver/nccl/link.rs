@@ -15,6 +15,7 @@ use super::protocol::{Join, Posted, Reply, address};
 use super::refusal::{IN_PROGRESS, REMOTE_ERROR, Refusal, Result, SUCCESS, refused};
 use crate::memory::{AddressSpace, MemoryError};
 
+/// A rank's connection to the hub of its world.
 pub(crate) struct Link {
     size: usize,
     /// The calls of a communicator run one after the other, so one thread at a time sends.
@@ -28,6 +29,7 @@ struct Received {
     is_complete: bool,
     /// Whether the hub has closed the connection, or its process has ended.
     is_closed: bool,
+    /// Whether this rank has aborted or destroyed its communicator.
     has_left: bool,
     /// What each request receives, or what differs between the members of its call.
     answers: BTreeMap<u64, std::result::Result<Vec<u8>, String>>,
@@ -81,6 +83,7 @@ impl Link {
         self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A code of `ncclResult_t`, apart from errors of this rank.
     pub(super) fn status(&self) -> i32 {
         match *self.lock() {
             Received { is_closed: true, .. } => REMOTE_ERROR,
@@ -122,7 +125,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Whether all calls have been answered, or one wrongly, or the rank has left.
+    /// Whether all calls have been answered, the members of one called different things, or the rank has left.
     pub(crate) fn may_end(&self) -> bool {
         let received = self.link.lock();
         let mut answers = self.parts.iter().map(|(request, _)| received.answers.get(request));

@@ -158,7 +158,8 @@ impl Driver {
         Ok(())
     }
 
-    /// `ncclCommDestroy`: waits for the operations of the communicator.
+    /// `ncclCommDestroy`: waits for the operations of the communicator, and for ranks in other processes if they
+    /// need the hub of this one.
     pub(crate) fn destroy_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
         let state = self.lock();
         let last = state.nccl.table.get(handle)?.last;

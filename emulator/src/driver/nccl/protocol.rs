@@ -12,6 +12,7 @@ use super::call::{Call, Kind, Slot};
 use super::element::Element;
 use super::sums::Reduction;
 
+/// The first message of a rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Join {
     pub(super) rank: usize,
@@ -30,6 +31,7 @@ pub(super) struct Posted {
     pub(super) data: Vec<u8>,
 }
 
+/// What the hub sends to a rank.
 #[derive(Debug, PartialEq)]
 pub(super) enum Reply {
     Joined,

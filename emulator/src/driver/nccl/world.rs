@@ -39,7 +39,7 @@ impl Named for Communicator {
 }
 
 impl Communicator {
-    /// Its part in the next call of a kind that it has not made yet.
+    /// Its part in its next call, which is counted.
     pub(super) fn next_part(&mut self, action: &Action) -> Part {
         let rank = self.rank;
         let (from, to, member, address, count, element) = match *action {
