@@ -6,6 +6,8 @@
 mod emulated;
 #[path = "emulated/nccl.rs"]
 mod nccl;
+#[path = "emulated/processes.rs"]
+mod processes;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -21,6 +21,8 @@ const QUIET: &str = "MESHGRAD_EMULATOR_QUIET";
 const SUMS: &str = "MESHGRAD_EMULATOR_SUMS";
 /// `MESHGRAD_EMULATOR_HANGS`: `1` lets wrong collectives wait without end, as NCCL does, and reports nothing.
 const HANGS: &str = "MESHGRAD_EMULATOR_HANGS";
+/// `MESHGRAD_EMULATOR_PROCESSES`: `1` lets ranks of a communicator be in several processes.
+pub(crate) const PROCESSES: &str = "MESHGRAD_EMULATOR_PROCESSES";
 /// `MESHGRAD_EMULATOR_COUNTERS`: `table`, or the path of a file to append counters to.
 const COUNTERS: &str = "MESHGRAD_EMULATOR_COUNTERS";
 
@@ -64,6 +66,7 @@ pub(crate) struct Configuration {
     pub(crate) counters: CounterSink,
     pub(crate) sums: Sums,
     pub(crate) hangs: bool,
+    pub(crate) processes: bool,
 }
 
 impl Default for Configuration {
@@ -79,6 +82,7 @@ impl Default for Configuration {
             counters: CounterSink::Nowhere,
             sums: Sums::Ring,
             hangs: false,
+            processes: false,
         }
     }
 }
@@ -119,6 +123,7 @@ impl Configuration {
             sums: variable(SUMS, "ring, or perturbed:SEED with a number as seed")
                 .parse(parse_sums, default.sums)?,
             hangs: variable(HANGS, "0 or 1").parse(parse_switch, default.hangs)?,
+            processes: variable(PROCESSES, "0 or 1").parse(parse_switch, default.processes)?,
         })
     }
 }
@@ -234,6 +239,7 @@ mod tests {
             (COUNTERS, "counters.txt"),
             (SUMS, "perturbed:3"),
             (HANGS, "1"),
+            (PROCESSES, "1"),
         ]);
         let expected = Configuration {
             devices: vec![Model::H200, Model::A100],
@@ -245,6 +251,7 @@ mod tests {
             counters: CounterSink::File("counters.txt".into()),
             sums: Sums::Perturbed(3),
             hangs: true,
+            processes: true,
         };
         assert_eq!(machine.unwrap(), expected);
         assert_eq!(read(&[(DEVICES, "4")]).unwrap().devices.len(), 4);
@@ -267,6 +274,7 @@ mod tests {
             (QUIET, "2"),
             (SUMS, "tree"),
             (HANGS, "yes"),
+            (PROCESSES, "2"),
         ] {
             let error = read(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");

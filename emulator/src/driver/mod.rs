@@ -111,6 +111,10 @@ impl Driver {
         }
     }
 
+    pub(crate) fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
     /// The last error message and the launch counters.
     pub(crate) fn reports(&self) -> &Reports {
         &self.reports

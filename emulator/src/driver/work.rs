@@ -9,6 +9,7 @@ use super::Driver;
 use super::error::{Code, Error, Result};
 use super::ffi::host::{HostCall, HostRange};
 use super::launch::KernelCall;
+use super::nccl::link::Exchange;
 use super::nccl::meeting::Meeting;
 
 /// A stream operation.
@@ -42,6 +43,10 @@ pub(crate) enum Work {
     },
     /// A collective, or transfers that run together: the meetings, and this rank's place in each.
     Meet(Arc<[(Arc<Meeting>, usize)]>),
+    /// Sends the data of a collective, or of transfers that run together, to ranks in other processes.
+    Post(Arc<Exchange>),
+    /// Waits for the data that these ranks send, and writes it.
+    Receive(Arc<Exchange>),
 }
 
 /// One end of a copy.
@@ -148,8 +153,10 @@ impl Work {
 
     /// Whether it may run once its dependencies have finished.
     pub(crate) fn may_run(&self, space: &AddressSpace) -> bool {
-        let Work::WaitValue { at, condition } = self else {
-            return true;
+        let (at, condition) = match self {
+            Work::WaitValue { at, condition } => (at, condition),
+            Work::Receive(exchange) => return exchange.may_end(),
+            _ => return true,
         };
         let mut found = [0; 8];
         // An address that is no longer valid is reported when the operation runs.
@@ -191,6 +198,11 @@ impl Driver {
                     .try_for_each(|(meeting, member)| meeting.run(*member, space, sums))
                     .map_err(late)
             }
+            Work::Post(exchange) => exchange.post(space).map_err(late),
+            Work::Receive(exchange) => match exchange.receive(space).map_err(late)? {
+                Some(fault) => Err(Code::LaunchFailed.because(fault)),
+                None => Ok(()),
+            },
         }
     }
 }

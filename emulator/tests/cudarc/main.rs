@@ -10,13 +10,16 @@ mod launches;
 mod memory;
 #[path = "../emulated/nccl.rs"]
 mod nccl;
+#[path = "../emulated/processes.rs"]
+mod processes;
 mod streams;
 mod structures;
 
-use std::ffi::c_char;
 use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
+
+pub(crate) use emulated::report;
 
 pub(crate) fn context(device: usize) -> Arc<CudaContext> {
     open();
@@ -78,16 +81,4 @@ pub(crate) const SQUARE: &str = "
 
 pub(crate) fn square(x: f32) -> f32 {
     x * x
-}
-
-/// The emulator's last report.
-pub(crate) fn report() -> String {
-    type Last = unsafe extern "C" fn(*mut c_char, usize) -> usize;
-    let mut words = vec![0_u8; 4096];
-    // SAFETY: this is the function's type, and the buffer has this size.
-    let length = unsafe {
-        let last = open().get::<Last>(b"meshgrad_emulator_last_report").unwrap();
-        last(words.as_mut_ptr().cast(), words.len())
-    };
-    String::from_utf8_lossy(&words[..length.min(4095)]).into_owned()
 }

@@ -1,6 +1,7 @@
 //! Installs the emulator as the CUDA driver of a test process.
 
 use std::env;
+use std::ffi::c_char;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -20,6 +21,18 @@ pub(crate) fn driver(variables: &[(&str, &str)]) -> &'static Library {
         unsafe { Library::open(Some(path()), RTLD_NOW | RTLD_GLOBAL) }
             .expect("the emulator can be opened")
     })
+}
+
+/// The emulator's last report, after [`driver`].
+pub(crate) fn report() -> String {
+    type Last = unsafe extern "C" fn(*mut c_char, usize) -> usize;
+    let mut words = vec![0_u8; 4096];
+    // SAFETY: this is the function's type, and the buffer has this size.
+    let length = unsafe {
+        let last = driver(&[]).get::<Last>(b"meshgrad_emulator_last_report").unwrap();
+        last(words.as_mut_ptr().cast(), words.len())
+    };
+    String::from_utf8_lossy(&words[..length.min(4095)]).into_owned()
 }
 
 /// The emulator's library, which cargo builds next to the test executable or one folder above.

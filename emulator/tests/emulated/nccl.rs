@@ -11,30 +11,30 @@ use meshgrad_nccl::{Config, Functions, Handle, Library, Status, UniqueId};
 
 use crate::emulated;
 
-const F32: c_int = 7;
+pub(crate) const F32: c_int = 7;
 const I64: c_int = 4;
 const BF16: c_int = 9;
-const SUM: c_int = 0;
-const MAX: c_int = 2;
+pub(crate) const SUM: c_int = 0;
+pub(crate) const MAX: c_int = 2;
 const AVERAGE: c_int = 4;
 
 /// One rank of a communicator.
-struct Rank {
-    library: &'static Library,
-    stream: Arc<CudaStream>,
-    communicator: Handle,
-    rank: usize,
-    size: usize,
+pub(crate) struct Rank {
+    pub(crate) library: &'static Library,
+    pub(crate) stream: Arc<CudaStream>,
+    pub(crate) communicator: Handle,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
 }
 
-fn library() -> &'static Library {
+pub(crate) fn library() -> &'static Library {
     crate::open_emulator();
     let path = emulated::path();
     Box::leak(Box::new(Library::named(Some(path.as_os_str())).unwrap()))
 }
 
 /// Starts to create a communicator on the context that is current.
-fn begin(library: &Library, id: UniqueId, rank: usize, size: usize) -> (Status, Handle) {
+pub(crate) fn begin(library: &Library, id: UniqueId, rank: usize, size: usize) -> (Status, Handle) {
     let (mut communicator, mut config) = (ptr::null_mut(), Config::new(&GroupOptions::default()));
     let init = library.functions().comm_init_rank_config;
     let (size, rank) = (size as c_int, rank as c_int);
@@ -43,7 +43,7 @@ fn begin(library: &Library, id: UniqueId, rank: usize, size: usize) -> (Status, 
     (status, communicator)
 }
 
-fn poll(library: &Library, communicator: Handle) -> Status {
+pub(crate) fn poll(library: &Library, communicator: Handle) -> Status {
     let mut status = Status(0);
     // SAFETY: the communicator and the pointer are valid.
     let polled = unsafe { (library.functions().comm_get_async_error)(communicator, &mut status) };
@@ -52,7 +52,8 @@ fn poll(library: &Library, communicator: Handle) -> Status {
 }
 
 impl Rank {
-    fn join(library: &'static Library, id: UniqueId, rank: usize, size: usize) -> Rank {
+    /// Joins on GPU `rank`.
+    pub(crate) fn join(library: &'static Library, id: UniqueId, rank: usize, size: usize) -> Rank {
         // Of its own, because some tests end with a context that has failed.
         let context = CudaContext::new_non_primary(rank, 0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -64,12 +65,12 @@ impl Rank {
         Rank { library, stream, communicator, rank, size }
     }
 
-    fn functions(&self) -> &Functions {
+    pub(crate) fn functions(&self) -> &Functions {
         self.library.functions()
     }
 
     /// Runs a call that sends `input` and receives `count` elements.
-    fn call<T: DeviceRepr + Default + Clone + Copy>(
+    pub(crate) fn call<T: DeviceRepr + Default + Clone + Copy>(
         &self,
         input: &[T],
         count: usize,
@@ -98,7 +99,7 @@ impl Drop for EndOnPanic {
 }
 
 /// Calls `body` on a thread per rank.
-fn on_ranks<T: Send>(size: usize, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
+pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
     let library = library();
     let (id, body) = (library.unique_id().unwrap(), &body);
     thread::scope(|scope| {
@@ -217,7 +218,7 @@ fn grouped_transfers_go_around_a_ring() {
 }
 
 /// Enqueues an all_reduce of `count` elements, and returns its status and the error of the stream.
-fn reduces(rank: &Rank, communicator: Handle, count: usize) -> (Status, Option<String>) {
+pub(crate) fn reduces(rank: &Rank, communicator: Handle, count: usize) -> (Status, Option<String>) {
     let buffer = rank.stream.clone_htod(&[1.0f32; 8]).unwrap();
     let (at, _at) = buffer.device_ptr(&rank.stream);
     let (at, stream) = (at as *mut c_void, rank.stream.cu_stream().cast());
@@ -334,7 +335,7 @@ fn wrong_arguments_are_refused() {
 }
 
 /// Joins a second communicator of the same ranks.
-fn join_second(rank: &Rank, id: UniqueId) -> Handle {
+pub(crate) fn join_second(rank: &Rank, id: UniqueId) -> Handle {
     let (_, second) = begin(rank.library, id, rank.rank, rank.size);
     while poll(rank.library, second) == Status::IN_PROGRESS {
         thread::yield_now();

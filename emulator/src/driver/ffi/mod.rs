@@ -55,6 +55,15 @@ fn last_report() -> String {
     }
 }
 
+/// The configuration of the driver, or of the environment before `cuInit`.
+fn configuration() -> Result<Configuration> {
+    match DRIVER.get() {
+        Some(Ok(driver)) => Ok(driver.configuration().clone()),
+        _ => Configuration::read(|name| std::env::var(name).ok())
+            .map_err(|error| Code::InvalidValue.because(error.to_string())),
+    }
+}
+
 /// Creates the driver from the environment's configuration.
 fn initialize() -> Result<()> {
     DRIVER.get_or_init(|| {

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 
 use super::arguments::{In, Out, Pointer};
-use super::driver;
+use super::{configuration, driver};
 use crate::driver::error::catch_panic;
 use crate::driver::nccl::call::{Buffers, Call, Kind};
 use crate::driver::nccl::element::Element;
 use crate::driver::nccl::group::{self, Action, Issued};
-use crate::driver::nccl::id::{WorldId, unique_id};
+use crate::driver::nccl::id::UniqueId;
 use crate::driver::nccl::refusal::{
     IN_PROGRESS, INVALID_ARGUMENT, Refusal, Result, SUCCESS, refused,
 };
@@ -24,7 +24,7 @@ const BLOCKING_AT: usize = 4;
 /// `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct UniqueId([u8; 128]);
+struct RawUniqueId([u8; 128]);
 
 thread_local! {
     /// What `ncclGetLastError` returns.
@@ -63,15 +63,15 @@ exports! {
         Ok(SUCCESS)
     }
 
-    fn ncclGetUniqueId(id: Out<UniqueId>) {
-        id.set(UniqueId(unique_id()))?;
+    fn ncclGetUniqueId(id: Out<RawUniqueId>) {
+        id.set(RawUniqueId(UniqueId::new(&configuration()?)?.to_bytes()))?;
         Ok(SUCCESS)
     }
 
     fn ncclCommInitRankConfig(
         communicator: Out<u64>,
         size: c_int,
-        id: UniqueId,
+        id: RawUniqueId,
         rank: c_int,
         config: In<c_int>,
     ) {
@@ -83,7 +83,7 @@ exports! {
         size: c_int,
         rank: c_int,
         ids: c_int,
-        id: In<UniqueId>,
+        id: In<RawUniqueId>,
         config: In<c_int>,
     ) {
         match ids > 0 {
@@ -200,7 +200,7 @@ unsafe extern "C" fn ncclGetLastError(_communicator: u64) -> *const c_char {
 fn create(
     communicator: Out<u64>,
     size: c_int,
-    id: UniqueId,
+    id: RawUniqueId,
     rank: c_int,
     config: In<c_int>,
 ) -> Result<c_int> {
@@ -209,10 +209,7 @@ fn create(
         false => !matches!(config.at(BLOCKING_AT).get()?, 0),
     };
     let (size, rank) = (index(size)?, index(rank)?);
-    let Some(world) = WorldId::of(&id.0) else {
-        return refused(INVALID_ARGUMENT, "the unique id is not one that this process has created");
-    };
-    let handle = driver()?.create_communicator(size, world, rank, is_blocking)?;
+    let handle = driver()?.create_communicator(size, &id.0, rank, is_blocking)?;
     communicator.set(handle.raw())?;
     Ok(if is_blocking { SUCCESS } else { IN_PROGRESS })
 }

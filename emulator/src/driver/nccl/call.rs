@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::element::Element;
+use super::id::WorldId;
 use super::sums::{Reduction, Sums, reduce};
 use crate::memory::{AddressSpace, MemoryError};
 
@@ -25,6 +26,50 @@ pub(crate) enum Kind {
     AllToAll,
     /// From member 0 to member 1.
     Transfer,
+}
+
+/// Which call of a communicator it is. Ranks count their collectives, and the transfers of each pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Slot {
+    Collective(u64),
+    Transfer { number: u64, from: usize, to: usize },
+}
+
+impl Slot {
+    /// Such as `collective 3 of communicator 1`.
+    pub(super) fn name(self, world: WorldId) -> String {
+        match self {
+            Slot::Collective(number) => format!("collective {number} of {world}"),
+            Slot::Transfer { number, from, to } => {
+                format!("transfer {number} from rank {from} to rank {to} of {world}")
+            }
+        }
+    }
+
+    /// How many members the call has in a world of `size` ranks.
+    pub(super) fn members(self, size: usize) -> usize {
+        match self {
+            Slot::Collective(_) => size,
+            Slot::Transfer { .. } => 2,
+        }
+    }
+
+    /// Whether `rank` is member `member` of the call.
+    pub(super) fn is_member(self, member: usize, rank: usize) -> bool {
+        match self {
+            Slot::Collective(_) => member == rank,
+            Slot::Transfer { from, to, .. } => [from, to][member] == rank,
+        }
+    }
+}
+
+/// A rank's part in a call: its place among the members, and its buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(super) slot: Slot,
+    pub(super) member: usize,
+    pub(super) call: Call,
+    pub(super) buffers: Buffers,
 }
 
 /// The addresses of a member's buffers.
@@ -105,44 +150,62 @@ impl Call {
                 }
                 Ok(())
             }
-            Kind::AllReduce(by) => {
-                let sends = members.iter().map(|it| it.send);
-                let orders: Vec<_> = (0..size).map(|chunk| sums.order(chunk, size)).collect();
-                let sum = self.reduced(by, sends.collect(), space, &orders)?;
-                members.iter().try_for_each(|it| space.write(it.receive, &sum))
-            }
-            Kind::Reduce(by, root) => {
-                let sends = members.iter().map(|it| it.send);
-                let sum = self.reduced(by, sends.collect(), space, &[sums.order(root, size)])?;
-                space.write(members[root].receive, &sum)
-            }
-            Kind::ReduceScatter(by) => {
+            Kind::AllReduce(_) | Kind::Reduce(..) | Kind::ReduceScatter(_) => {
                 // Buffers can be in place, so all are read before any is written.
-                let part = |rank: usize| {
-                    let sends = members.iter().map(|it| at(it.send, rank));
-                    self.reduced(by, sends.collect(), space, &[sums.order(rank, size)])
+                let read = |(rank, it): (usize, &Buffers)| {
+                    let mut bytes = vec![0; self.extents(rank, size).0];
+                    space.read(it.send, &mut bytes).map(|()| bytes)
                 };
-                let parts = (0..size).map(part).collect::<Result<Vec<_>, _>>()?;
-                members.iter().zip(parts).try_for_each(|(it, part)| space.write(it.receive, &part))
+                let inputs = members.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+                let results = self.results(&inputs, sums);
+                members.iter().zip(results).try_for_each(|(it, all)| space.write(it.receive, &all))
             }
         }
     }
 
-    /// The reduction of `count` elements at each address, in as many chunks as there are orders of members.
-    fn reduced(
-        &self,
-        by: Reduction,
-        addresses: Vec<u64>,
-        space: &AddressSpace,
-        orders: &[Vec<usize>],
-    ) -> Result<Vec<u8>, MemoryError> {
-        let read = |address: u64| {
-            let mut bytes = vec![0; self.element.bytes_of(self.count)];
-            space.read(address, &mut bytes).map(|()| bytes)
-        };
-        let inputs = addresses.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        Ok(reduce(self.element, by, &inputs, self.count.div_ceil(orders.len()), orders))
+    /// The bytes that each member receives, from those that each member sends.
+    pub(super) fn results(&self, inputs: &[Vec<u8>], sums: Sums) -> Vec<Vec<u8>> {
+        let size = inputs.len();
+        let one = self.element.bytes_of(self.count);
+        let whole: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+        let parts =
+            |index: usize| whole.iter().map(|it| &it[index * one..][..one]).collect::<Vec<_>>();
+        match self.kind {
+            Kind::Transfer => vec![Vec::new(), inputs[0].clone()],
+            Kind::Broadcast(root) => vec![inputs[root].clone(); size],
+            Kind::AllGather => vec![inputs.concat(); size],
+            Kind::AllToAll => (0..size).map(|to| parts(to).concat()).collect(),
+            Kind::AllReduce(by) => {
+                let orders: Vec<_> = (0..size).map(|chunk| sums.order(chunk, size)).collect();
+                vec![self.reduced(by, &whole, &orders); size]
+            }
+            Kind::Reduce(by, root) => {
+                let mut results = vec![Vec::new(); size];
+                results[root] = self.reduced(by, &whole, &[sums.order(root, size)]);
+                results
+            }
+            Kind::ReduceScatter(by) => {
+                let of = |to| self.reduced(by, &parts(to), &[sums.order(to, size)]);
+                (0..size).map(of).collect()
+            }
+        }
     }
+
+    /// The reduction of `count` elements, in as many chunks as there are orders of members.
+    fn reduced(&self, by: Reduction, inputs: &[&[u8]], orders: &[Vec<usize>]) -> Vec<u8> {
+        reduce(self.element, by, inputs, self.count.div_ceil(orders.len()), orders)
+    }
+}
+
+/// Describes the different calls of two members.
+pub(super) fn difference(name: &str, [first, second]: [(usize, &Call); 2]) -> String {
+    let caller = |member: usize| match (first.1.kind, member) {
+        (Kind::Transfer, 0) => "the sender".to_owned(),
+        (Kind::Transfer, _) => "the receiver".to_owned(),
+        _ => format!("rank {member}"),
+    };
+    let (earlier, later) = (caller(first.0), caller(second.0));
+    format!("{name}: {earlier} called {}, but {later} called {}", first.1, second.1)
 }
 
 /// A copy; nothing if the bytes are in place.

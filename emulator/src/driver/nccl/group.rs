@@ -3,14 +3,16 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::call::{Buffers, Call, Kind};
+use super::call::{Buffers, Call, Kind, Part};
 use super::element::Element;
 use super::id::WorldId;
+use super::link::Exchange;
 use super::meeting::Meeting;
-use super::refusal::{INVALID_ARGUMENT, INVALID_USAGE, Result, refused};
+use super::refusal::{INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Result, refused};
 use super::world::{Communicator, CommunicatorHandle};
 use crate::driver::error::Code;
 use crate::driver::stream::StreamHandle;
+use crate::driver::ticket::Ticket;
 use crate::driver::work::Work;
 use crate::driver::{Driver, State};
 
@@ -115,8 +117,7 @@ impl State {
     /// Checks the arguments of a call.
     pub(super) fn check_call(&mut self, call: &Issued) -> Result<()> {
         let communicator = self.usable(call.communicator)?;
-        let (rank, world, context) = (communicator.rank, communicator.world, communicator.context);
-        let size = self.world(call.communicator)?.members.len();
+        let Communicator { rank, size, world, context, .. } = *communicator;
         let (stream, of_stream) = self.stream(call.stream)?;
         if of_stream != context {
             return refused(
@@ -164,88 +165,79 @@ impl State {
         handle: CommunicatorHandle,
         calls: &[Issued],
     ) -> Result<Vec<StreamHandle>> {
-        let mut streams = Vec::new();
-        let transfers: Vec<&Issued> =
-            calls.iter().filter(|call| !matches!(call.action, Action::Collective(..))).collect();
-        if let Some(first) = transfers.first() {
-            let meetings = self.transfers(handle, &transfers)?;
-            streams.push(self.enqueue_call(handle, first.stream, meetings)?);
-        }
-        for call in calls {
-            let Action::Collective(collective, buffers) = call.action else {
-                continue;
-            };
-            let Communicator { world, rank, calls: number, .. } = *self.nccl.table.get(handle)?;
-            let meeting = self.meeting(world, number, rank, &collective)?;
-            self.nccl.table.get_mut(handle)?.calls += 1;
-            streams.push(self.enqueue_call(handle, call.stream, vec![(meeting, rank, buffers)])?);
-        }
-        Ok(streams)
+        let is_collective = |call: &&Issued| matches!(call.action, Action::Collective(..));
+        let (collectives, transfers): (Vec<_>, Vec<_>) = calls.iter().partition(is_collective);
+        self.check_transfers_to_self(handle, &transfers)?;
+        let operations = [transfers].into_iter().filter(|all| !all.is_empty());
+        let operations = operations.chain(collectives.into_iter().map(|call| vec![call]));
+        operations.map(|calls| self.enqueue_calls(handle, &calls)).collect()
     }
 
-    /// The meetings of the transfers of a group: each is with another rank, in the order of calls.
-    fn transfers(&mut self, handle: CommunicatorHandle, calls: &[&Issued]) -> Result<Vec<Part>> {
+    fn check_transfers_to_self(&self, handle: CommunicatorHandle, calls: &[&Issued]) -> Result<()> {
         let Communicator { world, rank, .. } = *self.nccl.table.get(handle)?;
         let to_self =
             |call: &&&Issued| matches!(call.action, Action::Send { to, .. } if to == rank);
         let from_self =
             |call: &&&Issued| matches!(call.action, Action::Receive { from, .. } if from == rank);
-        if calls.iter().filter(to_self).count() != calls.iter().filter(from_self).count() {
-            let message = format!(
-                "rank {rank} of {world} sends to itself without receiving in the same group"
-            );
-            return refused(INVALID_USAGE, message);
+        if calls.iter().filter(to_self).count() == calls.iter().filter(from_self).count() {
+            return Ok(());
         }
-        calls.iter().map(|call| self.transfer(world, rank, call)).collect()
+        let message =
+            format!("rank {rank} of {world} sends to itself without receiving in the same group");
+        refused(INVALID_USAGE, message)
     }
 
-    fn transfer(&mut self, id: WorldId, rank: usize, call: &Issued) -> Result<Part> {
-        let (pair, side, address, count, element) = match call.action {
-            Action::Send { to, from, count, element } => ((rank, to), 0, from, count, element),
-            Action::Receive { from, to, count, element } => ((from, rank), 1, to, count, element),
-            Action::Collective(..) => {
-                return refused(INVALID_USAGE, "a collective is not a transfer");
-            }
-        };
-        let own = Call { kind: Kind::Transfer, count, element };
-        let hangs = self.nccl.hangs;
-        let Some(world) = self.nccl.worlds.get_mut(&id) else {
-            return refused(INVALID_USAGE, format!("{id} has no ranks"));
-        };
-        let transfers = world.transfers.entry(pair).or_default();
-        let next = if side == 0 { &mut transfers.sent } else { &mut transfers.received };
-        let number = *next;
-        *next += 1;
-        let new = || {
-            let name = format!("transfer {number} from rank {} to rank {} of {id}", pair.0, pair.1);
-            Arc::new(Meeting::new(name, own, 2))
-        };
-        transfers.meetings.retain(|_, it| !it.is_done());
-        let meeting = transfers.meetings.entry(number).or_insert_with(new).clone();
-        meeting.check(side, &own, id).or_else(|refusal| meeting.hang_if(hangs, refusal))?;
-        let buffers = Buffers { send: address, receive: address };
-        Ok((meeting, side, buffers))
-    }
-
-    /// Adds an operation after the last one of the communicator, and after those of the stream.
-    fn enqueue_call(
+    /// Enqueues calls as one operation, after the last one of the communicator, and after those of the stream.
+    fn enqueue_calls(
         &mut self,
         handle: CommunicatorHandle,
-        stream: u64,
-        parts: Vec<Part>,
+        calls: &[&Issued],
     ) -> Result<StreamHandle> {
-        let (stream, _) = self.stream(stream)?;
-        let last = self.nccl.table.get(handle)?.last;
-        let meetings =
-            parts.iter().map(|(meeting, member, _)| (meeting.clone(), *member)).collect();
-        let ticket = self.enqueue(stream, last.into_iter().collect(), Work::Meet(meetings))?;
-        for (meeting, member, buffers) in parts {
-            meeting.join(member, ticket, buffers);
-        }
-        self.nccl.table.get_mut(handle)?.last = Some(ticket);
+        let (stream, _) = self.stream(calls[0].stream)?;
+        let communicator = self.nccl.table.get_mut(handle)?;
+        let parts = calls.iter().map(|call| communicator.next_part(&call.action));
+        let parts: Vec<Part> = parts.collect();
+        let (world, after) = (communicator.world, communicator.last.into_iter().collect());
+        let last = match communicator.link.clone() {
+            Some(link) => {
+                let exchange = Arc::new(Exchange::new(link, parts));
+                self.enqueue(stream, after, Work::Post(exchange.clone()))?;
+                self.enqueue(stream, Vec::new(), Work::Receive(exchange))?
+            }
+            None => self.enqueue_meetings(stream, after, world, &parts)?,
+        };
+        self.nccl.table.get_mut(handle)?.last = Some(last);
         Ok(stream)
     }
-}
 
-/// A meeting, this rank's place in it, and its buffers.
-type Part = (Arc<Meeting>, usize, Buffers);
+    fn enqueue_meetings(
+        &mut self,
+        stream: StreamHandle,
+        after: Vec<Ticket>,
+        world: WorldId,
+        parts: &[Part],
+    ) -> Result<Ticket> {
+        let meeting = |part: &Part| Ok((self.meeting(world, part)?, part.member));
+        let meetings = parts.iter().map(meeting).collect::<Result<Arc<[_]>>>()?;
+        let ticket = self.enqueue(stream, after, Work::Meet(meetings.clone()))?;
+        for ((meeting, member), part) in meetings.iter().zip(parts) {
+            meeting.join(*member, ticket, part.buffers);
+        }
+        Ok(ticket)
+    }
+
+    /// The meeting of a call's members, which all make this call.
+    fn meeting(&mut self, id: WorldId, part: &Part) -> Result<Arc<Meeting>> {
+        let hangs = self.nccl.hangs;
+        let Some(world) = self.nccl.worlds.get_mut(&id) else {
+            return refused(INTERNAL_ERROR, format!("{id} has no ranks"));
+        };
+        let members = part.slot.members(world.members.len());
+        let new = || Arc::new(Meeting::new(part.slot.name(id), part.call, members));
+        world.meetings.retain(|_, it| !it.is_done());
+        let meeting = world.meetings.entry(part.slot).or_insert_with(new).clone();
+        let checked = meeting.check(part.member, &part.call, id);
+        checked.or_else(|refusal| meeting.hang_if(hangs, refusal))?;
+        Ok(meeting)
+    }
+}

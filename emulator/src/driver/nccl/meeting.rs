@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::call::{Buffers, Call, Kind};
+use super::call::{Buffers, Call, difference};
 use super::id::WorldId;
 use super::refusal::{INVALID_USAGE, Refusal, Result};
 use super::sums::Sums;
@@ -57,17 +57,8 @@ impl Meeting {
             return Ok(());
         }
         let first = self.members().present.iter().position(Option::is_some).unwrap_or_default();
-        let who = |member: usize| match (self.call.kind, member) {
-            (Kind::Transfer, 0) => "the sender".to_owned(),
-            (Kind::Transfer, _) => "the receiver".to_owned(),
-            _ => format!("rank {member}"),
-        };
-        let (name, first, member) = (&self.name, who(first), who(member));
-        Err(Refusal {
-            code: INVALID_USAGE,
-            message: format!("{name}: {first} called {}, but {member} called {call}", self.call),
-            fault_of: Some(world),
-        })
+        let message = difference(&self.name, [(first, &self.call), (member, call)]);
+        Err(Refusal { code: INVALID_USAGE, message, fault_of: Some(world) })
     }
 
     /// Accepts a call that differs, if such calls hang: they end when they are aborted.

@@ -1,4 +1,4 @@
-//! NCCL between the emulated devices of a process: what `libnccl` does, over the streams of this driver.
+//! NCCL between emulated devices: what `libnccl` does, over the streams of this driver.
 //!
 //! - `mod.rs`: communicators, from creation to the end; `world.rs`: what is known of them; `id.rs`.
 //! - `call.rs`: a collective or a transfer, and the data that it moves.
@@ -6,70 +6,148 @@
 //! - `group.rs`: calls between `ncclGroupStart` and `ncclGroupEnd`, and how calls become stream operations.
 //! - `sums.rs`: reductions; `element.rs`: their types.
 //! - `refusal.rs`: results that are not success.
+//! - `hub.rs`, `link.rs`, `protocol.rs`: ranks in several processes.
 //!
 //! A call is an operation of a stream. It is *resident*, as a kernel that waits for its peers, once the
 //! operations before it have finished. When all members of a call are resident, one of them moves the data of
 //! all. What the library would not notice, such as different calls, is reported and fails the contexts of all
 //! members. A deadlock is reported as soon as nothing else can run.
+//!
+//! If ranks may be in several processes (`MESHGRAD_EMULATOR_PROCESSES=1`), a resident call sends its data to the
+//! hub of the communicator, a thread of the process that created the id. The hub computes the results. Deadlocks
+//! are not found.
 
 pub(crate) mod call;
 pub(crate) mod element;
 pub(crate) mod group;
+mod hub;
 pub(crate) mod id;
+pub(crate) mod link;
 pub(crate) mod meeting;
+mod protocol;
 pub(crate) mod refusal;
 pub(crate) mod sums;
 pub(crate) mod world;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::context::ContextHandle;
 use super::error::{Code, Error};
 use super::{Driver, State};
-use call::Call;
-use id::WorldId;
+use id::{UniqueId, WorldId};
+use link::Link;
 use meeting::Meeting;
 use refusal::{
-    IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Result, SUCCESS,
-    UNHANDLED_CUDA_ERROR, refused,
+    IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, Result, SUCCESS,
+    SYSTEM_ERROR, UNHANDLED_CUDA_ERROR, refused,
 };
-use world::{Communicator, CommunicatorHandle, World};
+use world::{Communicator, CommunicatorHandle, World, check_join};
+
+/// The time between the steps that a process takes while ranks in others may wait for it.
+const STEP: Duration = Duration::from_millis(1);
+/// How long `ncclCommDestroy` waits for ranks in other processes, whose calls need the hub of this one.
+const LEAVING: Duration = Duration::from_secs(5);
 
 impl Driver {
     /// `ncclCommInitRankConfig`, on the device of the current context. A blocking call returns when all ranks
     /// have come.
     pub(crate) fn create_communicator(
-        &self,
+        &'static self,
         size: usize,
-        id: WorldId,
+        id: &[u8; 128],
         rank: usize,
         is_blocking: bool,
     ) -> Result<CommunicatorHandle> {
-        let mut state = self.lock();
-        let context = state.current()?;
-        let handle = state.join_world(size, id, rank, context, is_blocking)?;
-        self.changed.notify_all();
-        while is_blocking && !state.world(handle)?.is_complete {
-            let woken = self.changed.wait(state);
-            state = woken.unwrap_or_else(std::sync::PoisonError::into_inner);
+        let id = UniqueId::read(id, &self.configuration)?;
+        let world = id.world;
+        let context = self.lock().current()?;
+        if rank >= size {
+            return refused(
+                INVALID_ARGUMENT,
+                format!("rank {rank} is not below the {size} ranks of {world}"),
+            );
         }
-        Ok(handle)
+        let link = match self.configuration.processes {
+            true => Some(self.link(&id, rank, size)?),
+            false => None,
+        };
+        let polls = world.mixed_with(rank) % 3; // any number is legal
+        let communicator = Communicator {
+            world,
+            rank,
+            size,
+            context,
+            link,
+            calls: 0,
+            transfers: BTreeMap::new(),
+            last: None,
+            polls: if is_blocking { 0 } else { polls },
+            is_finalized: false,
+        };
+        let mut state = self.lock();
+        let handle = state.add_communicator(communicator)?;
+        self.start_runner(&mut state)?;
+        self.changed.notify_all();
+        while is_blocking && state.status(handle)? == IN_PROGRESS {
+            let woken = self.changed.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        match state.status(handle)? {
+            REMOTE_ERROR if is_blocking => {
+                state.nccl.table.remove(handle)?;
+                refused(REMOTE_ERROR, format!("the process of the hub of {world} has ended"))
+            }
+            _ => Ok(handle),
+        }
+    }
+
+    /// Joins a world whose ranks may be in other processes.
+    fn link(&'static self, id: &UniqueId, rank: usize, size: usize) -> Result<Arc<Link>> {
+        let link = Arc::new(Link::join(id, rank, size)?);
+        let listener = link.clone();
+        start_thread("nccl link", move || {
+            listener.listen(|| {
+                // Locked, so that a thread which is about to wait is not missed.
+                let _state = self.lock();
+                self.changed.notify_all();
+            });
+        })?;
+        Ok(link)
+    }
+
+    /// Starts a thread that runs operations as a GPU would: those that ranks in other processes wait for, even if
+    /// this process calls nothing. It ends with the last communicator.
+    fn start_runner(&'static self, state: &mut State) -> Result<()> {
+        if state.nccl.has_runner || !state.nccl.has_links() {
+            return Ok(());
+        }
+        start_thread("nccl runner", || {
+            let mut state = self.lock();
+            while state.nccl.has_links() {
+                let woken = self.changed.wait_timeout(state, STEP);
+                state = woken.unwrap_or_else(PoisonError::into_inner).0;
+                let steps = state.schedule.steps_after_submission();
+                state = self.progress(state, steps);
+            }
+            state.nccl.has_runner = false;
+        })?;
+        state.nccl.has_runner = true;
+        Ok(())
     }
 
     /// `ncclCommGetAsyncError`: whether the communicator is still in progress.
     pub(crate) fn poll_communicator(&self, handle: CommunicatorHandle) -> Result<i32> {
         let mut state = self.lock();
-        let is_complete = state.world(handle)?.is_complete;
+        let status = state.status(handle)?;
         let communicator = state.nccl.table.get_mut(handle)?;
-        let context = communicator.context;
-        if !is_complete || communicator.polls > 0 {
-            communicator.polls = communicator.polls.saturating_sub(u32::from(is_complete));
+        if status == SUCCESS && communicator.polls > 0 {
+            communicator.polls -= 1;
             return Ok(IN_PROGRESS);
         }
-        match state.check_context(context) {
-            Ok(()) => Ok(SUCCESS),
-            Err(_) => Ok(UNHANDLED_CUDA_ERROR),
-        }
+        Ok(status)
     }
 
     /// `ncclCommFinalize`.
@@ -80,26 +158,29 @@ impl Driver {
         Ok(())
     }
 
-    /// `ncclCommDestroy`: waits for the operations of the communicator.
+    /// `ncclCommDestroy`: waits for the operations of the communicator, and for ranks in other processes if they
+    /// need the hub of this one.
     pub(crate) fn destroy_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
         let state = self.lock();
         let last = state.nccl.table.get(handle)?.last;
         let mut state =
             self.wait(state, |state| last.is_none_or(|last| state.schedule.is_done(last)));
+        if let Some(link) = state.nccl.table.get(handle)?.link.clone() {
+            link.finish();
+            let until = Instant::now() + LEAVING;
+            state = self.wait(state, |_| link.status() == REMOTE_ERROR || Instant::now() > until);
+        }
         state.leave_world(handle)
     }
 
     /// `ncclCommAbort`: its operations end without a result. Those of other ranks go on waiting.
     pub(crate) fn abort_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
         let mut state = self.lock();
-        let Communicator { world, rank, .. } = *state.nccl.table.get(handle)?;
+        let Communicator { world, rank, size, .. } = *state.nccl.table.get(handle)?;
         if let Some(world) = state.nccl.worlds.get(&world) {
-            world.collectives.values().for_each(|meeting| meeting.leave(rank));
-            for ((from, to), transfers) in &world.transfers {
-                let side = [(from, 0), (to, 1)].into_iter().filter(|(member, _)| **member == rank);
-                for (_, side) in side {
-                    transfers.meetings.values().for_each(|meeting| meeting.leave(side));
-                }
+            for (slot, meeting) in &world.meetings {
+                let own = (0..slot.members(size)).filter(|member| slot.is_member(*member, rank));
+                own.for_each(|member| meeting.leave(member));
             }
         }
         state.leave_world(handle)?;
@@ -109,34 +190,16 @@ impl Driver {
 }
 
 impl State {
-    fn join_world(
-        &mut self,
-        size: usize,
-        id: WorldId,
-        rank: usize,
-        context: ContextHandle,
-        is_blocking: bool,
-    ) -> Result<CommunicatorHandle> {
-        if rank >= size {
-            return refused(
-                INVALID_ARGUMENT,
-                format!("rank {rank} is not below the {size} ranks of {id}"),
-            );
+    /// Adds a communicator, and adds it to its world if all ranks are in this process.
+    fn add_communicator(&mut self, communicator: Communicator) -> Result<CommunicatorHandle> {
+        if communicator.link.is_some() {
+            return Ok(self.nccl.table.insert(communicator));
         }
+        let Communicator { world: id, rank, size, context, .. } = communicator;
         let world = self.nccl.worlds.entry(id).or_insert_with(|| World::new(size));
         let known = world.members.len();
-        if known != size {
-            return refused(
-                INVALID_ARGUMENT,
-                format!("{id} has {known} ranks for others, and {size} for rank {rank}"),
-            );
-        }
-        if world.members[rank].is_some() || world.is_complete {
-            return refused(
-                INVALID_USAGE,
-                format!("rank {rank} of {id} exists already: an id is for one communicator"),
-            );
-        }
+        let is_taken = world.is_complete || world.members.get(rank).is_some_and(Option::is_some);
+        check_join(id, rank, [size, known], is_taken)?;
         let device = |context| self.contexts.get(context).map(|it: &super::Context| it.device);
         let others = world.members.iter().flatten().filter_map(|it| self.nccl.table.get(*it).ok());
         for other in others {
@@ -148,22 +211,24 @@ impl State {
                 );
             }
         }
-        let polls = id.mixed_with(rank) % 3; // any number is legal
-        let communicator = Communicator {
-            world: id,
-            rank,
-            context,
-            calls: 0,
-            last: None,
-            polls: if is_blocking { 0 } else { polls },
-            is_finalized: false,
-        };
         let handle = self.nccl.table.insert(communicator);
         if let Some(world) = self.nccl.worlds.get_mut(&id) {
             world.members[rank] = Some(handle);
             world.is_complete = world.members.iter().all(Option::is_some);
         }
         Ok(handle)
+    }
+
+    /// The status of a communicator, apart from polls.
+    fn status(&self, handle: CommunicatorHandle) -> Result<i32> {
+        let communicator = self.nccl.table.get(handle)?;
+        let status = match &communicator.link {
+            Some(link) => link.status(),
+            None if self.world(handle)?.is_complete => SUCCESS,
+            None => IN_PROGRESS,
+        };
+        let has_failed = self.check_context(communicator.context).is_err();
+        Ok(if status == SUCCESS && has_failed { UNHANDLED_CUDA_ERROR } else { status })
     }
 
     fn world(&self, handle: CommunicatorHandle) -> Result<&World> {
@@ -178,7 +243,7 @@ impl State {
     fn usable(&self, handle: CommunicatorHandle) -> Result<&Communicator> {
         let communicator = self.nccl.table.get(handle)?;
         let (rank, world) = (communicator.rank, communicator.world);
-        if !self.world(handle)?.is_complete || communicator.polls > 0 {
+        if self.status(handle)? == IN_PROGRESS || communicator.polls > 0 {
             return refused(
                 INVALID_ARGUMENT,
                 format!(
@@ -196,7 +261,11 @@ impl State {
     }
 
     fn leave_world(&mut self, handle: CommunicatorHandle) -> Result<()> {
-        let Communicator { world: id, rank, .. } = self.nccl.table.remove(handle)?;
+        let Communicator { world: id, rank, link, .. } = self.nccl.table.remove(handle)?;
+        if let Some(link) = link {
+            link.leave();
+            return Ok(());
+        }
         if let Some(world) = self.nccl.worlds.get_mut(&id) {
             world.members[rank] = None;
             if world.members.iter().all(Option::is_none) {
@@ -218,26 +287,6 @@ impl State {
         }
     }
 
-    /// The meeting of a collective's members, which all make this call.
-    fn meeting(
-        &mut self,
-        id: WorldId,
-        number: u64,
-        rank: usize,
-        call: &Call,
-    ) -> Result<Arc<Meeting>> {
-        let hangs = self.nccl.hangs;
-        let Some(world) = self.nccl.worlds.get_mut(&id) else {
-            return refused(INTERNAL_ERROR, format!("{id} has no ranks"));
-        };
-        let size = world.members.len();
-        let new = || Arc::new(Meeting::new(format!("collective {number} of {id}"), *call, size));
-        world.collectives.retain(|_, it| !it.is_done());
-        let meeting = world.collectives.entry(number).or_insert_with(new).clone();
-        meeting.check(rank, call, id).or_else(|refusal| meeting.hang_if(hangs, refusal))?;
-        Ok(meeting)
-    }
-
     /// The operations that wait for each other, if nothing else can ever run, as an error.
     pub(crate) fn deadlock(&self) -> Option<(Vec<ContextHandle>, Error)> {
         let stuck = self.schedule.stuck();
@@ -255,4 +304,11 @@ impl State {
             (contexts, Code::LaunchFailed.because(message))
         })
     }
+}
+
+fn start_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    let started = thread::Builder::new().name(name.to_owned()).spawn(body);
+    started.map(drop).or_else(|error| {
+        refused(SYSTEM_ERROR, format!("the thread `{name}` cannot be started: {error}"))
+    })
 }

@@ -17,9 +17,12 @@ pub(crate) type Result<T> = std::result::Result<T, Refusal>;
 /// Codes of `ncclResult_t`.
 pub(crate) const SUCCESS: i32 = 0;
 pub(crate) const UNHANDLED_CUDA_ERROR: i32 = 1;
+pub(crate) const SYSTEM_ERROR: i32 = 2;
 pub(crate) const INTERNAL_ERROR: i32 = 3;
 pub(crate) const INVALID_ARGUMENT: i32 = 4;
 pub(crate) const INVALID_USAGE: i32 = 5;
+/// A process of another rank has ended.
+pub(crate) const REMOTE_ERROR: i32 = 6;
 pub(crate) const IN_PROGRESS: i32 = 7;
 
 pub(crate) fn refused<T>(code: i32, message: impl Into<String>) -> Result<T> {

@@ -65,7 +65,7 @@ impl Sums {
 pub(crate) fn reduce(
     element: Element,
     by: Reduction,
-    inputs: &[Vec<u8>],
+    inputs: &[&[u8]],
     chunk: usize,
     orders: &[Vec<usize>],
 ) -> Vec<u8> {
@@ -87,7 +87,7 @@ pub(crate) fn reduce(
 
 struct Inputs<'a> {
     by: Reduction,
-    inputs: &'a [Vec<u8>],
+    inputs: &'a [&'a [u8]],
     chunk: usize,
     orders: &'a [Vec<usize>],
 }
