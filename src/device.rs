@@ -55,15 +55,6 @@ impl OnFastest {
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
         self.name.open(cpu)
     }
-
-    /// The devices of ranks: [`DeviceName::of_ranks`].
-    pub(crate) fn of_ranks(
-        &self,
-        ranks: usize,
-        cpu: &Device,
-    ) -> Result<Option<Vec<Device>>, Error> {
-        self.name.of_ranks(ranks, cpu)
-    }
 }
 
 /// Ranks that are threads, on `devices` or on a share of the CPU's threads.
@@ -118,9 +109,10 @@ impl DeviceName {
     /// The GPU of a process, the rank with the number `rank` on this host; `None` if it is on the CPU: named, or
     /// `auto` without a GPU.
     pub(crate) fn of_process(self, rank: usize, cpu: &Device) -> anyhow::Result<Option<Device>> {
-        match self.is_cpu(cpu)? {
-            true => Ok(None),
-            false => self.own(rank).map(Some),
+        match self {
+            DeviceName::Emulator(ordinal) => Ok(Some(Device::emulator(ordinal)?)), // each process has its own
+            _ if self.is_cpu(cpu)? => Ok(None),
+            _ => self.own(rank).map(Some),
         }
     }
 

@@ -19,6 +19,28 @@ fn comm_checks_and_measures_threads_and_processes() {
     }
 }
 
+/// Over NCCL between emulated GPUs: of threads, and of processes.
+#[test]
+fn comm_checks_nccl_between_threads_and_processes() {
+    let arguments = ["comm", "--max-bytes", "0", "--device", "emulator"];
+    let dir = TestDir::new();
+    let mut threads = dir.command(&[&arguments[..], &["--ranks", "2", "--transport", "nccl"]].concat());
+    let threads = Output::of(threads.env("MESHGRAD_EMULATOR_DEVICES", "2")).success();
+    let launched = ["launch", "-n", "3", "--", MESHGRAD];
+    let processes = dir.succeeds(&[&launched[..], &arguments].concat());
+    assert!(threads.contains("2 ranks over nccl, each with emulator:0"), "{threads}");
+    assert!(processes.contains("3 ranks over nccl, each with emulator:0"), "{processes}");
+    assert!(processes.contains("bit for bit as expected"), "{processes}");
+
+    for (arguments, expected) in [
+        (["--transport", "nccl", "--device", "cpu"], "NCCL moves tensors between GPUs; use --device cuda"),
+        (["--transport", "tcp", "--device", "emulator"], "use NCCL; use --transport auto"),
+    ] {
+        let output = dir.run(&[&["comm"], &arguments[..]].concat());
+        assert!(output.stderr.contains(expected) && output.code == 1, "{}", output.stderr);
+    }
+}
+
 /// Threads of this process need no launcher, so its variables may be anything.
 #[test]
 fn threads_do_not_depend_on_the_launcher() {

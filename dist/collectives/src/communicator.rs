@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{DType, Device, Pending, Result, Tensor, UninitTensor};
+use meshgrad_runtime::{DType, Device, Error, Pending, Result, Tensor, UninitTensor};
 
 use crate::ticket::Request;
 
@@ -32,6 +32,11 @@ pub trait Communicator: Send + Sync {
     /// its collectives are copies.
     fn can_capture(&self) -> bool {
         false
+    }
+
+    /// Why its collectives fail from now on, if the transport knows of a rank that failed.
+    fn failure(&self) -> Option<Error> {
+        None
     }
 
     /// Starts a collective whose arguments are valid. Does not wait for other members. The result
@@ -110,6 +115,10 @@ impl<C: Communicator + ?Sized> Communicator for Arc<C> {
 
     fn can_capture(&self) -> bool {
         (**self).can_capture()
+    }
+
+    fn failure(&self) -> Option<Error> {
+        (**self).failure()
     }
 
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {

@@ -39,7 +39,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::memory::AddressSpace;
 use crate::options::Options;
@@ -96,6 +96,8 @@ struct State {
 
 /// The polling interval when the only work left waits for a value that the host may write.
 const POLL: Duration = Duration::from_micros(50);
+/// The time without a change after which operations may wait for each other.
+const DEADLOCK: Duration = Duration::from_millis(20);
 
 impl Driver {
     pub(crate) fn new(configuration: Configuration, options: Options) -> Driver {
@@ -170,6 +172,7 @@ impl Driver {
         mut state: MutexGuard<'a, State>,
         done: impl Fn(&State) -> bool,
     ) -> MutexGuard<'a, State> {
+        let mut idle = (state.schedule.changes(), Instant::now());
         while !done(&state) {
             state = match state.start() {
                 Some(started) => self.run(state, started),
@@ -177,7 +180,7 @@ impl Driver {
                     let woken = self.changed.wait(state);
                     woken.unwrap_or_else(PoisonError::into_inner)
                 }
-                None => match state.deadlock().filter(|_| !self.configuration.hangs) {
+                None => match self.deadlock(&state, &mut idle) {
                     Some((contexts, error)) => {
                         self.reports.report_failure(&error);
                         contexts.into_iter().for_each(|context| state.fail(context, error.clone()));
@@ -191,6 +194,20 @@ impl Driver {
             };
         }
         state
+    }
+
+    /// The operations that wait for each other, if nothing has changed for a while: to find them takes long.
+    fn deadlock(
+        &self,
+        state: &State,
+        idle: &mut (u64, Instant),
+    ) -> Option<(Vec<ContextHandle>, Error)> {
+        let changes = state.schedule.changes();
+        let is_due = idle.0 == changes && idle.1.elapsed() > DEADLOCK && !self.configuration.hangs;
+        if idle.0 != changes || is_due {
+            *idle = (changes, Instant::now());
+        }
+        is_due.then(|| state.deadlock()).flatten()
     }
 
     fn run<'a>(&'a self, state: MutexGuard<'a, State>, started: Started) -> MutexGuard<'a, State> {

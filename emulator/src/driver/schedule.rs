@@ -19,13 +19,20 @@ use crate::machine::random::Random;
 pub(crate) struct Schedule {
     draw: Option<Random>,
     pending: BTreeMap<Ticket, Operation>,
+    /// Those that run, and those that wait for no other operation.
+    running: BTreeSet<Ticket>,
+    ready: BTreeSet<Ticket>,
     next: u64,
+    /// How many have finished.
+    finished: u64,
 }
 
 struct Operation {
     context: ContextHandle,
     /// Unfinished operations that must finish first.
     after: Vec<Ticket>,
+    /// Operations that list this one.
+    before: Vec<Ticket>,
     /// `None` while it runs.
     work: Option<Work>,
     /// Whether it calls a host function, which may wait for other threads.
@@ -50,7 +57,10 @@ impl Schedule {
                 StreamOrder::Random(seed) => Some(Random::new(seed)),
             },
             pending: BTreeMap::new(),
+            running: BTreeSet::new(),
+            ready: BTreeSet::new(),
             next: 0,
+            finished: 0,
         }
     }
 
@@ -64,9 +74,16 @@ impl Schedule {
         self.next += 1;
         let ticket = Ticket(self.next);
         after.retain(|before| !self.is_done(*before));
+        for earlier in &after {
+            self.pending.get_mut(earlier).into_iter().for_each(|it| it.before.push(ticket));
+        }
+        if after.is_empty() {
+            self.ready.insert(ticket);
+        }
         let operation = Operation {
             context,
             after,
+            before: Vec::new(),
             calls_host: matches!(work, Work::Host(_)),
             work: Some(work),
         };
@@ -96,19 +113,23 @@ impl Schedule {
             let mut meetings = work.meetings().iter();
             meetings.all(|(meeting, member)| meeting.can_end(*member, is_resident))
         };
-        let is_ready = |operation: &Operation| {
-            let may_start =
-                |work| has_failed(operation.context) || (may_run(work) && can_end(work));
-            operation.after.is_empty() && operation.work.as_ref().is_some_and(may_start)
+        let may_start = |ticket: &&Ticket| {
+            pending.get(ticket).is_some_and(|operation| {
+                let is_allowed =
+                    |work| has_failed(operation.context) || (may_run(work) && can_end(work));
+                operation.work.as_ref().is_some_and(is_allowed)
+            })
         };
-        let mut ready = self.pending.iter().filter(|(_, it)| is_ready(it));
+        let mut ready = self.ready.iter().filter(may_start);
         let ticket = match &mut self.draw {
-            None => *ready.next()?.0,
+            None => *ready.next()?,
             Some(draw) => {
-                let ready: Vec<Ticket> = ready.map(|(ticket, _)| *ticket).collect();
+                let ready: Vec<Ticket> = ready.copied().collect();
                 *ready.get(draw.below(ready.len().max(1) as u64) as usize)?
             }
         };
+        self.ready.remove(&ticket);
+        self.running.insert(ticket);
         let operation = self.pending.get_mut(&ticket)?;
         Some(Started { ticket, context: operation.context, work: operation.work.take()? })
     }
@@ -149,14 +170,28 @@ impl Schedule {
 
     /// Marks an operation as finished.
     pub(crate) fn finish(&mut self, ticket: Ticket) {
-        self.pending.remove(&ticket);
-        for operation in self.pending.values_mut() {
-            operation.after.retain(|before| *before != ticket);
+        self.running.remove(&ticket);
+        self.finished += 1;
+        let Some(finished) = self.pending.remove(&ticket) else {
+            return;
+        };
+        for later in finished.before {
+            if let Some(operation) = self.pending.get_mut(&later) {
+                operation.after.retain(|before| *before != ticket);
+                if operation.after.is_empty() {
+                    self.ready.insert(later);
+                }
+            }
         }
     }
 
     pub(crate) fn is_done(&self, ticket: Ticket) -> bool {
         !self.pending.contains_key(&ticket)
+    }
+
+    /// How many operations have been added and finished.
+    pub(crate) fn changes(&self) -> u64 {
+        self.next + self.finished
     }
 
     /// Whether no operation of `context` is pending or running.
@@ -166,7 +201,7 @@ impl Schedule {
 
     /// Whether a host thread is running an operation other than a host function.
     pub(crate) fn is_running_own(&self) -> bool {
-        let mut running = self.pending.values().filter(|it| it.work.is_none());
+        let mut running = self.running.iter().filter_map(|ticket| self.pending.get(ticket));
         running.any(|it| !it.calls_host)
     }
 
@@ -177,7 +212,7 @@ impl Schedule {
 
     /// Whether a host thread is running an operation.
     pub(crate) fn is_running(&self) -> bool {
-        self.pending.values().any(|it| it.work.is_none())
+        !self.running.is_empty()
     }
 }
 

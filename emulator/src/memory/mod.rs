@@ -12,7 +12,7 @@ mod poison;
 pub(crate) mod races;
 mod stamps;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 
 pub(crate) use allocation::Allocation;
@@ -25,6 +25,9 @@ pub(crate) use stamps::Stamp;
 use stamps::Stamps;
 
 use crate::report::Finding;
+
+/// Undefined bytes by their place, and the stores of those that a kernel stored.
+pub(crate) type Undefined = BTreeMap<usize, Option<Arc<Finding>>>;
 
 /// Start of device memory: above typical host pointers.
 const FIRST_ADDRESS: u64 = 0x0000_1000_0000_0000;
@@ -181,6 +184,39 @@ impl AddressSpace {
         let (allocation, offset) = self.range(address, into.len())?;
         check_host_read(&allocation, offset, into.len())?;
         allocation.data.read(offset, into);
+        Ok(())
+    }
+
+    /// Reads for a computation whose results are undefined where these bytes are. Returns which are.
+    pub(crate) fn read_any(&self, address: u64, into: &mut [u8]) -> Result<Undefined, MemoryError> {
+        let mut undefined = Undefined::new();
+        if into.is_empty() {
+            return Ok(undefined);
+        }
+        let (allocation, offset) = self.range(address, into.len())?;
+        allocation.data.read(offset, into);
+        if !allocation.initialized().all(offset, into.len()) {
+            for at in (0..into.len()).filter(|at| !allocation.initialized().all(offset + at, 1)) {
+                let store = allocation.stored_undefined((offset + at) as u64, 1);
+                undefined.insert(at, store.map(|(_, store)| store));
+            }
+        }
+        Ok(undefined)
+    }
+
+    /// Makes bytes undefined that lie at these places from `address` on.
+    pub(crate) fn undefine<'a>(
+        &self,
+        address: u64,
+        bytes: impl Iterator<Item = (usize, &'a Option<Arc<Finding>>)>,
+    ) -> Result<(), MemoryError> {
+        for (at, store) in bytes {
+            let (allocation, offset) = self.range(address + at as u64, 1)?;
+            allocation.initialized().unset(offset, 1);
+            if let Some(store) = store {
+                allocation.store_undefined(offset, 1, || Finding::clone(store));
+            }
+        }
         Ok(())
     }
 

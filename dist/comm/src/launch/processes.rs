@@ -139,6 +139,7 @@ impl Launch {
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", port.to_string())
                 .env("MESHGRAD_SECRET", &secret)
+                .env("MESHGRAD_EMULATOR_PROCESSES", "1")
                 .env(first_failure::VARIABLE, failure)
                 .env("MESHGRAD_RUN", format!("launch-{}", std::process::id()))
                 .env_remove("MESHGRAD_PORT")

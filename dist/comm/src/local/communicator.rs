@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use meshgrad_collectives::{Clock, Communicator, Counters, Operands, Request};
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Pending, Result, Stream, Tensor};
+use meshgrad_runtime::{Device, Error, Pending, Result, Stream, Tensor};
 
 use super::table::{Begun, Table};
 use crate::contribution::{Arrival, Contribution};
@@ -107,6 +107,10 @@ impl Communicator for LocalCommunicator {
 
     fn device(&self) -> &Device {
         &self.0.device
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.0.table.failure()
     }
 
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {

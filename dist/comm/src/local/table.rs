@@ -76,6 +76,11 @@ impl Table {
         &self.world.rules
     }
 
+    /// Its first failure.
+    pub(super) fn failure(&self) -> Option<Error> {
+        self.lock().failure.clone()
+    }
+
     /// Records that a member has the communicator.
     pub(super) fn join(&self, index: usize) {
         self.lock().joined.push(index);

@@ -1,10 +1,10 @@
 //! The threads that tell the other ranks what this one called, and wait for them.
 //!
-//! One thread starts a call without tensors on the host for each collective. The other one waits, for each of
-//! them in turn, until all members have called it and NCCL has finished it. The first error aborts all
-//! communicators of this rank.
+//! For each collective, one thread starts a call without tensors on the host, the next one waits until all
+//! members have called it, and the last one until NCCL has finished it. The first error aborts all communicators
+//! of this rank.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -58,6 +58,7 @@ impl Watch {
     pub(super) fn start(rank: usize, device: &Device) -> Result<Watch> {
         let (calls, to_start) = channel();
         let (started, to_wait) = channel();
+        let (called, to_finish) = channel();
         let state = Arc::new(State {
             device: device.clone(),
             failure: OnceLock::new(),
@@ -71,7 +72,11 @@ impl Watch {
             .spawn(move || start_calls(&to_start, &started, &of_start))
             .map_err(&failed)?;
         let of_wait = state.clone();
-        named("watch").spawn(move || wait_for_calls(&to_wait, &of_wait)).map_err(failed)?;
+        named("ranks")
+            .spawn(move || wait_for_ranks(to_wait, &called, &of_wait))
+            .map_err(&failed)?;
+        let of_finish = state.clone();
+        named("ends").spawn(move || wait_for_ends(to_finish, &of_finish)).map_err(failed)?;
         Ok(Watch { calls, state })
     }
 
@@ -84,7 +89,10 @@ impl Watch {
 
     /// Tells the other ranks of a call.
     pub(super) fn call(&self, call: Call) {
-        let _ = self.calls.send(Some(call)); // fails after `leave`
+        if let Err(SendError(Some(call))) = self.calls.send(Some(call)) {
+            let left = error!(Invalid, "rank {} has left its world", call.ranks.rank());
+            call.progress.called.complete(Err(left));
+        }
     }
 
     /// The failure of this rank's communicators.
@@ -148,14 +156,20 @@ fn start_calls(calls: &Receiver<Option<Call>>, started: &Sender<Started>, state:
     }
 }
 
-fn wait_for_calls(calls: &Receiver<Started>, state: &State) {
+fn wait_for_ranks(calls: Receiver<Started>, called: &Sender<(Call, Instant)>, state: &State) {
     for Started { call, everyone, since } in calls {
-        let called = everyone.and_then(Pending::wait).map(drop);
-        let called = called.map_err(|error| state.fail(error));
-        call.progress.called.complete(called.clone());
-        if called.is_ok()
-            && let Err(error) = wait_for_gpu(&call, since, state)
-        {
+        let by_all = everyone.and_then(Pending::wait).map(drop);
+        let by_all = by_all.map_err(|error| state.fail(error));
+        call.progress.called.complete(by_all);
+        if called.send((call, since)).is_err() {
+            break;
+        }
+    }
+}
+
+fn wait_for_ends(calls: Receiver<(Call, Instant)>, state: &State) {
+    for (call, since) in calls {
+        if let Err(error) = wait_for_end(&call, since, state) {
             state.fail(error);
         }
     }
@@ -163,7 +177,7 @@ fn wait_for_calls(calls: &Receiver<Started>, state: &State) {
 }
 
 /// Waits until NCCL has finished a call that all members have made.
-fn wait_for_gpu(call: &Call, since: Instant, state: &State) -> Result<()> {
+fn wait_for_end(call: &Call, since: Instant, state: &State) -> Result<()> {
     let limit = call.ranks.group().options().timeout.unwrap_or(LIMIT);
     while state.failure.get().is_none() {
         let end = call.progress.end.get();
@@ -171,6 +185,9 @@ fn wait_for_gpu(call: &Call, since: Instant, state: &State) -> Result<()> {
             && end.as_ref().map_or(Ok(true), StreamEvent::is_done)?
         {
             break;
+        }
+        if let Some(failure) = call.ranks.failure() {
+            return Err(failure); // a rank that failed ends none of its work
         }
         if since.elapsed() > limit {
             let (group, at) = (call.ranks.group(), call.request.caller);

@@ -56,6 +56,10 @@ impl Communicator for TcpCommunicator {
         &self.0.device
     }
 
+    fn failure(&self) -> Option<Error> {
+        self.0.shared.failure(self.0.membership.id)
+    }
+
     fn start(&self, mut request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
         let own = self.index();
         match &mut request.peer {

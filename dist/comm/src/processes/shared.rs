@@ -266,6 +266,19 @@ impl Shared {
         }
     }
 
+    /// Why collectives of a communicator fail from now on.
+    pub(super) fn failure(&self, communicator: GroupId) -> Option<Error> {
+        let state = self.lock();
+        match &state.ended {
+            Some(Ended::Died(failed)) => {
+                let FailedRank { rank, reason } = failed;
+                let error = error!(PeerFailed, "rank {rank} died: {reason}");
+                Some(error.and_details(failed.clone()))
+            }
+            _ => state.failed.get(&communicator).cloned(),
+        }
+    }
+
     /// Whether a collective waits for other ranks.
     #[cfg(feature = "mpi")]
     pub(super) fn is_waiting(&self) -> bool {

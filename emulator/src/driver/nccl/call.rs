@@ -5,7 +5,7 @@ use std::fmt;
 use super::element::Element;
 use super::id::WorldId;
 use super::sums::{Reduction, Sums, reduce};
-use crate::memory::{AddressSpace, MemoryError};
+use crate::memory::{AddressSpace, MemoryError, Undefined};
 
 /// What all members must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,13 +152,21 @@ impl Call {
             }
             Kind::AllReduce(_) | Kind::Reduce(..) | Kind::ReduceScatter(_) => {
                 // Buffers can be in place, so all are read before any is written.
+                let mut undefined = Undefined::new();
                 let read = |(rank, it): (usize, &Buffers)| {
                     let mut bytes = vec![0; self.extents(rank, size).0];
-                    space.read(it.send, &mut bytes).map(|()| bytes)
+                    undefined.extend(space.read_any(it.send, &mut bytes)?);
+                    Ok(bytes)
                 };
                 let inputs = members.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
                 let results = self.results(&inputs, sums);
-                members.iter().zip(results).try_for_each(|(it, all)| space.write(it.receive, &all))
+                for (rank, (to, bytes)) in members.iter().zip(results).enumerate() {
+                    space.write(to.receive, &bytes)?;
+                    let first = if let Kind::ReduceScatter(_) = self.kind { rank * one } else { 0 };
+                    let of_result = undefined.range(first..first + bytes.len());
+                    space.undefine(to.receive, of_result.map(|(at, store)| (at - first, store)))?;
+                }
+                Ok(())
             }
         }
     }

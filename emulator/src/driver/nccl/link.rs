@@ -117,7 +117,7 @@ impl Exchange {
         for (request, part) in &self.parts {
             let Part { slot, member, call, buffers } = *part;
             let mut data = vec![0; call.extents(member, self.link.size).0];
-            space.read(buffers.send, &mut data)?;
+            space.read_any(buffers.send, &mut data)?;
             let posted = Posted { request: *request, slot, member, call, data };
             // A call is never answered if the connection has ended.
             let _ = posted.send(&self.link.stream);
