@@ -24,10 +24,11 @@ pub(crate) struct CommArguments {
     /// Number of ranks that are threads of this process [default: 4].
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// What carries tensors between ranks.
+    /// What carries tensors between ranks: `local` (threads), `tcp` or `mpi` (processes), `nccl` (a GPU for each
+    /// rank), or `auto`: NCCL if it is installed and each rank has a GPU of its own, that is not emulated; otherwise
+    /// what threads or the launcher's processes use.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     transport: Transport,
-    /// The device of each rank; over NCCL, the GPU of rank 0 on each host.
     #[command(flatten)]
     device: OnCpu,
     /// Bytes of the largest tensor to measure; 0 measures nothing.

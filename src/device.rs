@@ -12,7 +12,7 @@ use crate::transport::Transport;
 pub(crate) struct OnFastest {
     /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU:
     /// slow), or `auto`: the first GPU if there is one, otherwise the CPU.
-    #[arg(long = "device", default_value = "auto")]
+    #[arg(long = "device", value_name = "DEVICE", default_value = "auto")]
     pub(crate) name: DeviceName,
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct OnFastest {
 pub(crate) struct OnCpu {
     /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU:
     /// slow), or `auto`: the first GPU if there is one, otherwise the CPU.
-    #[arg(long = "device", default_value = "cpu")]
+    #[arg(long = "device", value_name = "DEVICE", default_value = "cpu")]
     pub(crate) name: DeviceName,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct OnCpu {
 pub(crate) struct OnGpu {
     /// The device: `cuda[:N]`, `emulator[:N]` (the same kernels, run and checked on the CPU: its
     /// times mean nothing), `cpu` or `auto`.
-    #[arg(long = "device", default_value = "cuda")]
+    #[arg(long = "device", value_name = "DEVICE", default_value = "cuda")]
     name: DeviceName,
 }
 

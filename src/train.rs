@@ -35,7 +35,9 @@ pub(crate) struct TrainArguments {
     /// torchrun.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     ranks: Option<u16>,
-    /// What carries tensors between ranks.
+    /// What carries tensors between ranks: `local` (threads), `tcp` or `mpi` (processes), `nccl` (a GPU for each
+    /// rank), or `auto`: NCCL if it is installed and each rank has a GPU of its own, that is not emulated; otherwise
+    /// what threads or the launcher's processes use.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     transport: Transport,
     /// Start with the configuration, weights and tokenizer of a Hugging Face folder, a checkpoint or

@@ -6,16 +6,10 @@ use meshgrad::runtime::Device;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Transport {
-    /// NCCL if each rank has a GPU of its own, and NCCL is there. Otherwise, threads share memory, and processes use
-    /// MPI (under mpirun, with the feature `mpi`) or TCP.
     Auto,
-    /// Threads of this process, which share memory.
     Local,
-    /// Processes, over TCP.
     Tcp,
-    /// Processes, over MPI. Needs the feature `mpi`.
     Mpi,
-    /// Threads or processes with a GPU each, over NCCL.
     Nccl,
 }
 

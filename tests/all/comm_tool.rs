@@ -24,7 +24,8 @@ fn comm_checks_and_measures_threads_and_processes() {
 fn comm_checks_nccl_between_threads_and_processes() {
     let arguments = ["comm", "--max-bytes", "0", "--device", "emulator"];
     let dir = TestDir::new();
-    let mut threads = dir.command(&[&arguments[..], &["--ranks", "2", "--transport", "nccl"]].concat());
+    let mut threads =
+        dir.command(&[&arguments[..], &["--ranks", "2", "--transport", "nccl"]].concat());
     let threads = Output::of(threads.env("MESHGRAD_EMULATOR_DEVICES", "2")).success();
     let launched = ["launch", "-n", "3", "--", MESHGRAD];
     let processes = dir.succeeds(&[&launched[..], &arguments].concat());
@@ -33,7 +34,10 @@ fn comm_checks_nccl_between_threads_and_processes() {
     assert!(processes.contains("bit for bit as expected"), "{processes}");
 
     for (arguments, expected) in [
-        (["--transport", "nccl", "--device", "cpu"], "NCCL moves tensors between GPUs; use --device cuda"),
+        (
+            ["--transport", "nccl", "--device", "cpu"],
+            "NCCL moves tensors between GPUs; use --device cuda",
+        ),
         (["--transport", "tcp", "--device", "emulator"], "use NCCL; use --transport auto"),
     ] {
         let output = dir.run(&[&["comm"], &arguments[..]].concat());

@@ -74,6 +74,7 @@ pub fn measure(
     let began = Instant::now();
     for _ in 0..calls {
         call(communicator, collective, &whole, &shard)?;
+        communicator.device().synchronize()?; // the host does not wait for GPUs otherwise
     }
     let own = began.elapsed().as_secs_f64() / calls as f64;
 

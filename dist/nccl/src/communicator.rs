@@ -203,15 +203,15 @@ impl Drop for Communicator {
 /// A call of a communicator of n ranks, with slices of one dtype. Reductions are sums.
 #[derive(Clone)]
 pub enum Call<'a> {
-    /// [r] to [r].
+    /// `[r]` to `[r]`.
     AllReduce(GpuSlice<'a>, GpuSliceMut<'a>),
-    /// [n r] to this rank's [r].
+    /// `[n r]` to this rank's `[r]`.
     ReduceScatter(GpuSlice<'a>, GpuSliceMut<'a>),
-    /// [r] to [n r].
+    /// `[r]` to `[n r]`.
     AllGather(GpuSlice<'a>, GpuSliceMut<'a>),
-    /// [r] to [r], at the root.
+    /// `[r]` to `[r]`, at the root.
     Reduce(GpuSlice<'a>, Option<GpuSliceMut<'a>>, usize),
-    /// [r], at the root, to [r].
+    /// `[r]`, at the root, to `[r]`.
     Broadcast(Option<GpuSlice<'a>>, GpuSliceMut<'a>, usize),
     /// To a rank, whose n-th receipt from this one is this one's n-th message to it.
     Send(GpuSlice<'a>, usize),

@@ -5,6 +5,9 @@ use meshgrad_runtime::{Kind, Pending, Tensor, ops};
 
 use super::plain::{Bits, Plain};
 
+/// The name of the check that a transport fails in which a message needs its receiver to start, such as NCCL.
+pub(super) const OPPOSITE_NOT_FUSED: &str = "opposite messages that are not fused";
+
 /// Runs a check with elements of a dtype, and their number per member. The error describes the difference.
 pub(super) type Run = fn(&dyn Communicator, &dyn Plain, usize) -> Result<(), String>;
 
@@ -24,7 +27,7 @@ pub(super) fn even() -> [(&'static str, Run); 16] {
         ("gather and scatter", gather_and_scatter),
         ("send and recv", send_and_recv),
         ("opposite messages", opposite_messages),
-        (super::OPPOSITE_NOT_FUSED, opposite_messages_not_fused),
+        (OPPOSITE_NOT_FUSED, opposite_messages_not_fused),
         ("in flight", in_flight),
         ("fused", fused),
     ]

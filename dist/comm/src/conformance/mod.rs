@@ -31,9 +31,6 @@ pub use control::{check_control, check_control_after_failure};
 pub use faulty::{Fault, Faulty, RewiredRank};
 use plain::Plain;
 
-/// The name of the check that a transport fails in which a message needs its receiver to start, such as NCCL.
-const OPPOSITE_NOT_FUSED: &str = "opposite messages that are not fused";
-
 /// A check of a kind of collective with elements of one dtype.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
@@ -94,7 +91,7 @@ pub fn checks() -> Vec<Check> {
 pub fn checks_over_nccl(is_tree: bool) -> Vec<Check> {
     let elements = if is_tree { plain::all::<false>() } else { plain::all::<true>() };
     let checks = elements.into_iter().flat_map(of_dtype);
-    checks.filter(|check| check.name != OPPOSITE_NOT_FUSED).collect()
+    checks.filter(|check| check.name != checks::OPPOSITE_NOT_FUSED).collect()
 }
 
 fn of_dtype(of: &'static dyn Plain) -> impl Iterator<Item = Check> {

@@ -8,8 +8,8 @@ use meshgrad_mesh::Group;
 use meshgrad_nccl::{Call as RawCall, Communicator as Raw};
 use meshgrad_runtime::{Device, LentMut, Pending, Result, Stream, StreamEvent, StreamWork, Tensor};
 
-use super::Settings;
-use super::connect::Created;
+use super::created::Created;
+use super::settings::Settings;
 use super::steps::{Memory, Part};
 use super::watch::{Call, CallProgress, Watch};
 use crate::contribution::{Contribution, Work};

@@ -3,25 +3,21 @@
 //! The first member makes a unique id and sends it to the others. A thread for each communicator waits for it and
 //! for the other ranks, so that ranks may connect groups in any order.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use meshgrad_collectives::registry::{Connect, Creation, Progress};
 use meshgrad_collectives::{Collectives, Communicator, GroupConnector, Rank};
-use meshgrad_error::{Error, bail, error};
-use meshgrad_mesh::Group;
-use meshgrad_nccl::{Communicator as Raw, UniqueId};
-use meshgrad_runtime::{Completion, Device, Pending, Result, Tensor};
+use meshgrad_runtime::{Device, Result, Tensor};
 
 use super::communicator::NcclCommunicator;
+use super::created::{Created, NewCommunicator};
+use super::settings::{LIMIT, Settings};
 use super::watch::Watch;
-use super::{LIMIT, Settings};
+
 use crate::members::index_in;
 use crate::system::system;
-
-/// The time between polls of a creation.
-const POLL: Duration = Duration::from_millis(1);
 
 /// Creates the communicators of one rank. Only the first collective waits until the other members have connected.
 pub(super) struct NcclConnector {
@@ -84,62 +80,5 @@ impl Connect for NcclConnector {
 
     fn poll(&mut self, connecting: &mut NcclCommunicator) -> Result<Progress<NcclCommunicator>> {
         Ok(Progress::Ready(connecting.clone()))
-    }
-}
-
-/// A communicator of NCCL, once it exists.
-#[derive(Default)]
-pub(super) struct Created {
-    done: Completion,
-    communicator: OnceLock<Arc<Raw>>,
-}
-
-impl Created {
-    fn set(&self, created: Result<Arc<Raw>>) {
-        let result = created.map(|communicator| drop(self.communicator.set(communicator)));
-        self.done.complete(result);
-    }
-
-    /// Waits until the other members have connected.
-    pub(super) fn get(&self) -> Result<&Arc<Raw>> {
-        self.done.wait()?;
-        let missing = || error!(Invalid, "a communicator was created without a value");
-        self.communicator.get().ok_or_else(missing)
-    }
-}
-
-/// A communicator that is being created.
-struct NewCommunicator {
-    id: Pending<Tensor>,
-    settings: Settings,
-    watch: Arc<Watch>,
-    group: Group,
-    index: usize,
-    until: Instant,
-}
-
-impl NewCommunicator {
-    fn create(self) -> Result<Arc<Raw>> {
-        let failed = |error: Error| {
-            error.context(format!("NCCL's communicator of {} could not be created", self.group))
-        };
-        let id = self.id.wait().and_then(|id| id.to_vec::<u8>()).map_err(&failed)?;
-        let id = <[u8; 128]>::try_from(id)
-            .map_err(|id| failed(error!(Mismatch, "an id of {} bytes", id.len())))?;
-        self.settings.device.bind()?;
-        let place = [self.index, self.group.len()];
-        let options = self.group.options();
-        let raw =
-            Raw::begin(self.settings.library, UniqueId(id), place, options).map_err(&failed)?;
-        let raw = Arc::new(raw);
-        self.watch.add(&raw);
-        while !raw.is_ready().map_err(&failed)? {
-            if Instant::now() > self.until {
-                let _ = raw.abort(); // the error below says more
-                bail!(Stuck, "NCCL did not connect all members of {} in time", self.group);
-            }
-            thread::sleep(POLL);
-        }
-        Ok(raw)
     }
 }

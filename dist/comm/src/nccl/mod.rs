@@ -6,12 +6,15 @@
 //! communicators of the rank are aborted. The thread that computes never waits for any of this.
 //!
 //! - `mod.rs`: the rank.
-//! - `connect.rs`: how communicators are created; `communicator.rs`: a communicator of one rank.
+//! - `connect.rs`, `created.rs`: how communicators are created; `communicator.rs`: a communicator of one rank.
+//! - `settings.rs`: what the communicators of a rank have in common.
 //! - `steps.rs`: what a collective asks of NCCL.
 //! - `watch.rs`: the threads that tell the other ranks what this one called, and wait for them.
 
 mod communicator;
 mod connect;
+mod created;
+mod settings;
 mod steps;
 mod watch;
 
@@ -26,10 +29,8 @@ use meshgrad_runtime::{Device, Result};
 
 use crate::shares::Shares;
 use connect::NcclConnector;
+use settings::Settings;
 use watch::Watch;
-
-/// The time limit of collectives whose group has no `timeout` option.
-const LIMIT: Duration = Duration::from_secs(300);
 
 /// A rank whose tensors are on a GPU and travel over NCCL.
 ///
@@ -43,15 +44,6 @@ pub struct NcclRank<'a> {
     settings: Settings,
     shares: Arc<Shares<NcclConnector>>,
     watch: Arc<Watch>,
-}
-
-/// What all communicators of a rank have in common.
-#[derive(Clone)]
-struct Settings {
-    device: Device,
-    library: &'static Library,
-    is_strict: bool,
-    is_tree: bool,
 }
 
 impl<'a> NcclRank<'a> {

@@ -14,7 +14,7 @@ use meshgrad_error::{Error, error};
 use meshgrad_nccl::Communicator as Raw;
 use meshgrad_runtime::{Completion, Device, Pending, Result, StreamEvent, Tensor};
 
-use super::LIMIT;
+use super::settings::LIMIT;
 use crate::system::system;
 
 /// The time between polls of a collective that runs.

@@ -122,7 +122,10 @@ fn a_rank_that_does_not_call_is_named() {
             let world = rank.world()?;
             sum(&rank, &*world, 4)?;
             let ended = match rank.rank() {
-                2 => Ok(std::thread::sleep(4 * SOON)),
+                2 => {
+                    std::thread::sleep(4 * SOON);
+                    Ok(())
+                }
                 _ => sum(&rank, &*world, 4),
             };
             Ok::<_, Error>(ended)

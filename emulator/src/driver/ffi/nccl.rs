@@ -6,9 +6,9 @@ use std::ffi::{CString, c_char, c_int};
 use super::arguments::{In, Out, Pointer};
 use super::{configuration, driver};
 use crate::driver::error::catch_panic;
-use crate::driver::nccl::call::{Buffers, Call, Kind};
+use crate::driver::nccl::call::{Action, Buffers, Call, Kind};
 use crate::driver::nccl::element::Element;
-use crate::driver::nccl::group::{self, Action, Issued};
+use crate::driver::nccl::group::{self, Issued};
 use crate::driver::nccl::id::UniqueId;
 use crate::driver::nccl::refusal::{
     IN_PROGRESS, INVALID_ARGUMENT, Refusal, Result, SUCCESS, refused,

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::element::Element;
-use super::id::WorldId;
 use super::sums::{Reduction, Sums, reduce};
+use super::world_id::WorldId;
 use crate::memory::{AddressSpace, MemoryError, Undefined};
 
 /// What all members must agree on.
@@ -77,6 +77,14 @@ pub(crate) struct Part {
 pub(crate) struct Buffers {
     pub(crate) send: u64,
     pub(crate) receive: u64,
+}
+
+/// What a rank calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action {
+    Collective(Call, Buffers),
+    Send { to: usize, from: u64, count: usize, element: Element },
+    Receive { from: usize, to: u64, count: usize, element: Element },
 }
 
 impl fmt::Display for Call {

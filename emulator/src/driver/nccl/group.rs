@@ -3,13 +3,12 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::call::{Buffers, Call, Kind, Part};
-use super::element::Element;
-use super::id::WorldId;
+use super::call::{Action, Call, Kind, Part};
 use super::link::Exchange;
 use super::meeting::Meeting;
 use super::refusal::{INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Result, refused};
 use super::world::{Communicator, CommunicatorHandle};
+use super::world_id::WorldId;
 use crate::driver::error::Code;
 use crate::driver::stream::StreamHandle;
 use crate::driver::ticket::Ticket;
@@ -22,13 +21,6 @@ pub(crate) struct Issued {
     pub(crate) communicator: CommunicatorHandle,
     pub(crate) stream: u64,
     pub(crate) action: Action,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Action {
-    Collective(Call, Buffers),
-    Send { to: usize, from: u64, count: usize, element: Element },
-    Receive { from: usize, to: u64, count: usize, element: Element },
 }
 
 /// The open groups of a thread, and what was called in them.

@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use super::call::{Call, Slot, difference};
-use super::id::WorldId;
 use super::protocol::{Join, Posted, Reply, address};
 use super::refusal::Refusal;
 use super::sums::Sums;
 use super::world::check_join;
+use super::world_id::WorldId;
 use crate::driver::configuration::Configuration;
 
 /// Collects the calls of a world's ranks.

@@ -1,29 +1,12 @@
 //! Unique ids, each for the communicators of one world of ranks.
 
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::hub::Hub;
 use super::refusal::{INVALID_ARGUMENT, Result, SYSTEM_ERROR, refused};
+use super::world_id::WorldId;
 use crate::driver::configuration::{Configuration, PROCESSES};
-
-/// The number of a unique id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct WorldId(u64);
-
-impl fmt::Display for WorldId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "communicator {}", self.0)
-    }
-}
-
-impl WorldId {
-    /// A number that differs between ids and ranks.
-    pub(super) fn mixed_with(self, rank: usize) -> u32 {
-        self.0 as u32 + rank as u32
-    }
-}
 
 /// The first bytes of our unique ids.
 const MARK: &[u8; 8] = b"meshgrad";
@@ -42,7 +25,7 @@ impl UniqueId {
     /// A new id. Starts its hub if ranks may be in several processes.
     pub(crate) fn new(configuration: &Configuration) -> Result<UniqueId> {
         let (number, process) = (NEXT.fetch_add(1, Relaxed), std::process::id());
-        let world = WorldId(number);
+        let world = WorldId::new(number);
         if !configuration.processes {
             return Ok(UniqueId { world, process, hub: String::new() });
         }
@@ -58,7 +41,7 @@ impl UniqueId {
     pub(crate) fn to_bytes(&self) -> [u8; 128] {
         let mut id = [0; 128];
         id[..8].copy_from_slice(MARK);
-        id[8..16].copy_from_slice(&self.world.0.to_le_bytes());
+        id[8..16].copy_from_slice(&self.world.number().to_le_bytes());
         id[16..20].copy_from_slice(&self.process.to_le_bytes());
         id[20..20 + self.hub.len()].copy_from_slice(self.hub.as_bytes());
         id
@@ -78,7 +61,7 @@ impl UniqueId {
         } else if hub.is_empty() && configuration.processes {
             format!("was created without {PROCESSES}=1, which all processes need")
         } else {
-            return Ok(UniqueId { world: WorldId(number), process, hub });
+            return Ok(UniqueId { world: WorldId::new(number), process, hub });
         };
         refused(INVALID_ARGUMENT, format!("the unique id {problem}"))
     }

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::call::Part;
-use super::id::UniqueId;
 use super::protocol::{Join, Posted, Reply, address};
 use super::refusal::{IN_PROGRESS, REMOTE_ERROR, Refusal, Result, SUCCESS, refused};
 use crate::memory::{AddressSpace, MemoryError};
@@ -43,9 +42,9 @@ pub(crate) struct Exchange {
 
 impl Link {
     /// Joins a world, but does not wait for other ranks.
-    pub(super) fn join(id: &UniqueId, rank: usize, size: usize) -> Result<Link> {
+    pub(super) fn join(hub: &str, rank: usize, size: usize) -> Result<Link> {
         let join = || {
-            let stream = UnixStream::connect_addr(&address(&id.hub)?)?;
+            let stream = UnixStream::connect_addr(&address(hub)?)?;
             Join { rank, size, process: std::process::id() }.send(&stream)?;
             Reply::receive(&stream).map(|reply| (stream, reply))
         };
@@ -58,7 +57,7 @@ impl Link {
             }
             Err(error) => refused(
                 REMOTE_ERROR,
-                format!("{}, or the process that created its id, has ended: {error}", id.world),
+                format!("the communicator, or the process that created its id, has ended: {error}"),
             ),
         }
     }

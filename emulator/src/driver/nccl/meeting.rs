@@ -3,9 +3,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::call::{Buffers, Call, difference};
-use super::id::WorldId;
 use super::refusal::{INVALID_USAGE, Refusal, Result};
 use super::sums::Sums;
+use super::world_id::WorldId;
 use crate::driver::ticket::Ticket;
 use crate::memory::{AddressSpace, MemoryError};
 

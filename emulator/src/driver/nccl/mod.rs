@@ -28,6 +28,7 @@ mod protocol;
 pub(crate) mod refusal;
 pub(crate) mod sums;
 pub(crate) mod world;
+pub(crate) mod world_id;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -37,7 +38,7 @@ use std::time::{Duration, Instant};
 use super::context::ContextHandle;
 use super::error::{Code, Error};
 use super::{Driver, State};
-use id::{UniqueId, WorldId};
+use id::UniqueId;
 use link::Link;
 use meeting::Meeting;
 use refusal::{
@@ -45,6 +46,7 @@ use refusal::{
     SYSTEM_ERROR, UNHANDLED_CUDA_ERROR, refused,
 };
 use world::{Communicator, CommunicatorHandle, World, check_join};
+use world_id::WorldId;
 
 /// The time between the steps that a process takes while ranks in others may wait for it.
 const STEP: Duration = Duration::from_millis(1);
@@ -106,7 +108,7 @@ impl Driver {
 
     /// Joins a world whose ranks may be in other processes.
     fn link(&'static self, id: &UniqueId, rank: usize, size: usize) -> Result<Arc<Link>> {
-        let link = Arc::new(Link::join(id, rank, size)?);
+        let link = Arc::new(Link::join(&id.hub, rank, size)?);
         let listener = link.clone();
         start_thread("nccl link", move || {
             listener.listen(|| {

@@ -1,6 +1,6 @@
 //! Results of the library that are not success.
 
-use super::id::WorldId;
+use super::world_id::WorldId;
 use crate::driver::error::Error;
 
 /// A code of `ncclResult_t` that is not success, and why.

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::call::{Buffers, Call, Kind, Part, Slot};
-use super::group::Action;
-use super::id::WorldId;
+use super::call::{Action, Buffers, Call, Kind, Part, Slot};
 use super::link::Link;
 use super::meeting::Meeting;
 use super::refusal::{INVALID_ARGUMENT, INVALID_USAGE, Result, refused};
+use super::world_id::WorldId;
 use crate::driver::context::ContextHandle;
 use crate::driver::handles::{Handle, Named, Table};
 use crate::driver::ticket::Ticket;

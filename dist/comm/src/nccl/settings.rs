@@ -1,0 +1,17 @@
+//! What the communicators of a rank have in common.
+
+use std::time::Duration;
+
+use meshgrad_nccl::Library;
+use meshgrad_runtime::Device;
+
+/// The time limit of collectives whose group has no `timeout` option.
+pub(super) const LIMIT: Duration = Duration::from_secs(300);
+
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) device: Device,
+    pub(super) library: &'static Library,
+    pub(super) is_strict: bool,
+    pub(super) is_tree: bool,
+}
