@@ -7,6 +7,8 @@ use super::plain::{Bits, Plain};
 
 /// The name of the check that a transport fails in which a message needs its receiver to start, such as NCCL.
 pub(super) const OPPOSITE_NOT_FUSED: &str = "opposite messages that are not fused";
+/// The names of the checks of messages between two members.
+pub(super) const TRANSFERS: [&str; 3] = ["send and recv", "opposite messages", OPPOSITE_NOT_FUSED];
 
 /// Runs a check with elements of a dtype, and their number per member. The error describes the difference.
 pub(super) type Run = fn(&dyn Communicator, &dyn Plain, usize) -> Result<(), String>;
@@ -25,9 +27,9 @@ pub(super) fn even() -> [(&'static str, Run); 16] {
         ("reduce_in_place", reduce_in_place),
         ("slices of a buffer", slices_of_a_buffer),
         ("gather and scatter", gather_and_scatter),
-        ("send and recv", send_and_recv),
-        ("opposite messages", opposite_messages),
-        (OPPOSITE_NOT_FUSED, opposite_messages_not_fused),
+        (TRANSFERS[0], send_and_recv),
+        (TRANSFERS[1], opposite_messages),
+        (TRANSFERS[2], opposite_messages_not_fused),
         ("in flight", in_flight),
         ("fused", fused),
     ]
@@ -283,13 +285,18 @@ fn send_and_recv(comm: &dyn Communicator, of: &dyn Plain, count: usize) -> Resul
     sent.into_iter().try_for_each(Pending::wait).map_err(text)
 }
 
-/// A ring: every member sends to the next one.
+/// A ring: every member sends to the next one. A second message does not overtake the first.
 fn opposite_messages(comm: &dyn Communicator, of: &dyn Plain, count: usize) -> Result<(), String> {
-    let (x, shape, [next, before], expected) = ring(comm, of, count)?;
-    let both = comm.fuse(|comm| Ok((comm.send(&x, next)?, comm.recv(&shape, of.dtype(), before)?)));
-    let (sent, received) = both.map_err(text)?;
+    let Ring { first, second, shape, next, before, expected } = ring(comm, of, count)?;
+    let all = comm.fuse(|comm| {
+        let sent = [comm.send(&first, next)?, comm.send(&second, next)?];
+        let received = comm.recv(&shape, of.dtype(), before)?;
+        Ok((sent, received, comm.recv(&[0, 1], of.dtype(), before)?))
+    });
+    let (sent, received, empty) = all.map_err(text)?;
+    same("second recv of a ring", of, empty, &[])?;
     same("recv of a ring", of, received, &expected)?;
-    sent.wait().map_err(text)
+    sent.into_iter().try_for_each(Pending::wait).map_err(text)
 }
 
 /// The same, one after the other, where a message needs no receiver to start.
@@ -298,22 +305,33 @@ fn opposite_messages_not_fused(
     of: &dyn Plain,
     count: usize,
 ) -> Result<(), String> {
-    let (x, shape, [next, before], expected) = ring(comm, of, count)?;
-    let sent = comm.send(&x, next).map_err(text)?;
+    let Ring { first, second, shape, next, before, expected } = ring(comm, of, count)?;
+    let first = comm.send(&first, next).map_err(text)?;
+    let second = comm.send(&second, next).map_err(text)?;
     let received = comm.recv(&shape, of.dtype(), before).map_err(text)?;
+    let empty = comm.recv(&[0, 1], of.dtype(), before).map_err(text)?;
+    same("second recv of a ring that is not fused", of, empty, &[])?;
     same("recv of a ring that is not fused", of, received, &expected)?;
-    sent.wait().map_err(text)
+    first.wait().and(second.wait()).map_err(text)
 }
 
-/// What this member sends to the next one of a ring, its shape, the next member and the one before, and what comes.
-type Ring = (Tensor, [usize; 2], [usize; 2], Vec<Bits>);
+/// What a member of a ring sends to the next one, and what comes from the one before.
+struct Ring {
+    first: Tensor,
+    second: Tensor,
+    shape: [usize; 2],
+    next: usize,
+    before: usize,
+    expected: Vec<Bits>,
+}
 
 fn ring(comm: &dyn Communicator, of: &dyn Plain, count: usize) -> Result<Ring, String> {
     let (index, size) = (comm.index(), comm.size());
     let (next, before) = ((index + 1) % size, (index + size - 1) % size);
     let mut all = inputs(comm, of, count);
-    let x = tensor(comm, of, &all[index], 1)?;
-    Ok((x, [count, 1], [next, before], all.swap_remove(before)))
+    let (first, second) = (tensor(comm, of, &all[index], 1)?, tensor(comm, of, &[], 1)?);
+    let expected = all.swap_remove(before);
+    Ok(Ring { first, second, shape: [count, 1], next, before, expected })
 }
 
 /// Several collectives at once, waited for in another order; one is dropped.

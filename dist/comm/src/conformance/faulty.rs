@@ -10,6 +10,7 @@ use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Element, Pending, Result, Tensor};
 
 use super::Check;
+use super::checks::TRANSFERS;
 use crate::by_dtype::by_dtype;
 
 /// The index of the member that a fault affects.
@@ -47,7 +48,7 @@ impl Fault {
         match self {
             Fault::None => false,
             Fault::Dropped | Fault::Scaled => true,
-            Fault::Swapped => !check.is_ragged() && check.name() != "send and recv",
+            Fault::Swapped => !check.is_ragged() && !TRANSFERS.contains(&check.name()),
         }
     }
 
