@@ -3,7 +3,8 @@
 //! A rank of another transport, whose device is a CPU, carries what is not on a GPU: the unique ids of new
 //! communicators, control channels, and a call without tensors for each collective. So that transport compares the
 //! calls of all ranks and knows who is missing, while NCCL moves the tensors. When it reports an error, all
-//! communicators of the rank are aborted. The thread that computes never waits for any of this.
+//! communicators of the rank are aborted. The thread that computes waits for none of this, except that the first
+//! call of a communicator waits until the other members have connected it.
 //!
 //! - `mod.rs`: the rank.
 //! - `connect.rs`, `created.rs`: how communicators are created; `communicator.rs`: a communicator of one rank.
@@ -64,19 +65,15 @@ impl<'a> NcclRank<'a> {
             Some(path) => Library::of_emulator(&path)?,
             None => Library::open()?,
         };
-        NcclRank::with(base, Settings { device, library, is_strict: false, is_tree: false })
+        let settings = Settings { device, library, is_strict: false, is_tree: false };
+        let watch = Arc::new(Watch::start(base.rank(), &settings.device)?);
+        let shares = Arc::new(shares(base, &settings, &watch));
+        Ok(NcclRank { base, settings, shares, watch })
     }
 
     /// Whether [`NcclRank::new`] finds NCCL for real GPUs.
     pub fn is_installed() -> bool {
         Library::open().is_ok()
-    }
-
-    fn with(base: &'a dyn Rank, settings: Settings) -> Result<NcclRank<'a>> {
-        let watch = Arc::new(Watch::start(base.rank(), &settings.device)?);
-        let connector = NcclConnector::new(base, settings.clone(), watch.clone());
-        let shares = Arc::new(Shares::new(base.rank(), settings.device.clone(), connector));
-        Ok(NcclRank { base, settings, shares, watch })
     }
 
     /// As [`Local::strict`](crate::Local::strict), for groups that are connected later.
@@ -93,11 +90,15 @@ impl<'a> NcclRank<'a> {
 
     fn set(mut self, change: impl FnOnce(&mut Settings)) -> NcclRank<'a> {
         change(&mut self.settings);
-        let connector = NcclConnector::new(self.base, self.settings.clone(), self.watch.clone());
-        let device = self.settings.device.clone();
-        self.shares = Arc::new(Shares::new(self.base.rank(), device, connector));
+        self.shares = Arc::new(shares(self.base, &self.settings, &self.watch));
         self
     }
+}
+
+/// A registry without communicators.
+fn shares(base: &dyn Rank, settings: &Settings, watch: &Arc<Watch>) -> Shares<NcclConnector> {
+    let connector = NcclConnector::new(base, settings.clone(), watch.clone());
+    Shares::new(base.rank(), settings.device.clone(), connector)
 }
 
 impl Rank for NcclRank<'_> {

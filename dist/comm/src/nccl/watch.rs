@@ -80,11 +80,15 @@ impl Watch {
         Ok(Watch { calls, state })
     }
 
-    /// Records a communicator, to abort it.
+    /// Records a communicator, to abort it: at once, if the rank has failed while it was created.
     pub(super) fn add(&self, communicator: &Arc<Raw>) {
         let mut communicators = self.state.lock();
         communicators.retain(|it| it.strong_count() > 0);
         communicators.push(Arc::downgrade(communicator));
+        drop(communicators);
+        if let Err(failure) = self.check() {
+            self.fail(failure);
+        }
     }
 
     /// Tells the other ranks of a call.
