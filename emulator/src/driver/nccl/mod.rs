@@ -42,11 +42,10 @@ use id::UniqueId;
 use link::Link;
 use meeting::Meeting;
 use refusal::{
-    IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, Result, SUCCESS,
-    SYSTEM_ERROR, UNHANDLED_CUDA_ERROR, refused,
+    IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, Refusal, Result,
+    SUCCESS, SYSTEM_ERROR, UNHANDLED_CUDA_ERROR, refused,
 };
 use world::{Communicator, CommunicatorHandle, World, check_join};
-use world_id::WorldId;
 
 /// The time between the steps that a process takes while ranks in others may wait for it.
 const STEP: Duration = Duration::from_millis(1);
@@ -164,6 +163,13 @@ impl Driver {
     /// need the hub of this one.
     pub(crate) fn destroy_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
         let state = self.lock();
+        if state.executables.iter().any(|(_, graph)| graph.calls(handle)) {
+            let Communicator { world, rank, .. } = state.nccl.table.get(handle)?;
+            return refused(
+                INVALID_USAGE,
+                format!("rank {rank} of {world} is destroyed before graphs that call it"),
+            );
+        }
         let last = state.nccl.table.get(handle)?.last;
         let mut state =
             self.wait(state, |state| last.is_none_or(|last| state.schedule.is_done(last)));
@@ -277,16 +283,16 @@ impl State {
         Ok(())
     }
 
-    /// Reports a fault of the program, and fails the contexts of all members of a world.
-    fn fail_world(&mut self, id: WorldId, finding: &Error) {
-        let Some(world) = self.nccl.worlds.get(&id) else {
-            return;
-        };
+    /// Fails the contexts of all members of the world whose program is at fault. Returns what to report.
+    pub(crate) fn fail_for(&mut self, refusal: &Refusal) -> Option<Error> {
+        let world = self.nccl.worlds.get(&refusal.fault_of?)?;
+        let finding = Code::LaunchFailed.because(refusal.message.clone());
         let members = world.members.iter().flatten();
         let contexts = members.filter_map(|it| self.nccl.table.get(*it).ok()).map(|it| it.context);
         for context in contexts.collect::<Vec<_>>() {
             self.fail(context, finding.clone());
         }
+        Some(finding)
     }
 
     /// The operations that wait for each other, if nothing else can ever run, as an error.
