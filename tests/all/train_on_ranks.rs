@@ -59,13 +59,16 @@ fn losses(run: &Path) -> Vec<Record> {
     untimed.collect()
 }
 
-/// Threads and processes print one header and one line per step, and write the same bits.
-#[test]
-fn threads_and_processes_train_the_same_run() {
+/// Tensors are on emulated GPUs, and travel over NCCL.
+const OVER_NCCL: [&str; 4] = ["--device", "emulator", "--transport", "nccl"];
+
+/// Trains on three ranks: as threads in `threads`, and as processes in `processes`.
+fn train_both(on: &[&str]) -> TestDir {
     let dir = TestDir::with_run(CONFIG);
     let threads = ["train", "small.toml", "--ranks", "3", "--run-dir", "threads"];
-    let of_threads = dir.succeeds(&threads);
-    let to = ["--run-dir", "processes"];
+    let mut threads = dir.command(&[&threads, on].concat());
+    let of_threads = Output::of(threads.env("MESHGRAD_EMULATOR_DEVICES", "3")).success();
+    let to = [&["--run-dir", "processes"], on].concat();
     let of_processes = Output::of(&mut launch(&dir, "3", &to)).success();
     for output in [&of_threads, &of_processes] {
         assert_eq!(output.matches("meshgrad 0.1.0").count(), 1, "{output}");
@@ -81,7 +84,19 @@ fn threads_and_processes_train_the_same_run() {
     assert_eq!(records, losses(&processes));
     let saved = |run: &Path| files(&run.join("step-000006"));
     assert!(saved(&threads).len() > 8 && saved(&threads) == saved(&processes));
+    dir
+}
 
+#[test]
+fn threads_and_processes_train_the_same_run_over_nccl() {
+    train_both(&OVER_NCCL);
+}
+
+/// Threads and processes print one header and one line per step, and write the same bits.
+#[test]
+fn threads_and_processes_train_the_same_run() {
+    let dir = train_both(&[]);
+    let [threads, processes] = ["threads", "processes"].map(|run| dir.path(run));
     for rank in 0..3 {
         let trace = fs::read_to_string(processes.join(format!("trace-rank-{rank}.json"))).unwrap();
         let trace: serde_json::Value = serde_json::from_str(&trace).unwrap();
@@ -407,8 +422,7 @@ fn damage_that_one_rank_sees_is_skipped_by_all() {
 /// bits of a run that nothing interrupted.
 #[test]
 fn killed_ranks_lose_nothing_that_was_saved() {
-    let over_nccl = ["--device", "emulator", "--transport", "nccl"];
-    for (mesh, on) in [("dp_shard=3", &[][..]), ("pp=3", &[]), ("dp_shard=3", &over_nccl)] {
+    for (mesh, on) in [("dp_shard=3", &[][..]), ("pp=3", &[]), ("dp_shard=3", &OVER_NCCL)] {
         kill_ranks(&format!("parallel.{mesh}"), on);
     }
 }

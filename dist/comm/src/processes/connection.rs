@@ -1,10 +1,13 @@
 //! Non-blocking connections: frames in, frames out.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io::{self, IoSlice, Write};
 use std::net::TcpStream;
 
 use super::frame::{Frame, FrameError, FrameReader};
+
+/// The most parts of frames that a system call writes.
+const AT_ONCE: usize = 64;
 
 /// A connection that has been authenticated.
 pub(super) struct Connection {
@@ -58,24 +61,40 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes queued frames until the socket is full.
+    /// Writes queued frames until the socket is full, many of them with one system call.
     pub(super) fn write(&mut self) -> io::Result<()> {
-        while let Some(first) = self.queue.front_mut() {
-            while first.written < first.head.len() + first.frame.payload.len() {
-                let rest = match first.written.checked_sub(first.head.len()) {
-                    None => &first.head[first.written..],
-                    Some(at) => &first.frame.payload[at..],
-                };
-                match (&self.stream).write(rest) {
-                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                    Ok(written) => first.written += written,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
+        while !self.queue.is_empty() {
+            let parts = self.queue.iter().flat_map(Outgoing::rest).map(IoSlice::new);
+            let parts: Vec<IoSlice<'_>> = parts.take(AT_ONCE).collect();
+            match (&self.stream).write_vectored(&parts) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => self.advance(written),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
-            self.queue.pop_front();
         }
         Ok(())
+    }
+
+    /// Removes what has been written.
+    fn advance(&mut self, mut written: usize) {
+        while let Some(first) = self.queue.front_mut() {
+            let rest: usize = first.rest().iter().map(|part| part.len()).sum();
+            if written < rest {
+                first.written += written;
+                return;
+            }
+            written -= rest;
+            self.queue.pop_front();
+        }
+    }
+}
+
+impl Outgoing {
+    /// What has not been written of the head and of the payload.
+    fn rest(&self) -> [&[u8]; 2] {
+        let in_head = self.written.min(self.head.len());
+        [&self.head[in_head..], &self.frame.payload[self.written - in_head..]]
     }
 }
