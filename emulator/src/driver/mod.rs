@@ -28,6 +28,7 @@ mod occupancy;
 mod pointer;
 mod pool;
 mod report;
+mod residency;
 mod schedule;
 mod stream;
 mod ticket;
@@ -215,14 +216,18 @@ impl Driver {
         // After a failure, no further operation of the context runs.
         let is_healthy = state.check_context(context).is_ok();
         drop(state);
+        let meetings = work.shared_meetings();
         let outcome = match is_healthy {
             true => catch_panic(|| self.perform(work)),
             false => {
-                work.meetings().iter().for_each(|(meeting, member)| meeting.leave(*member));
+                meetings.iter().for_each(|(meeting, member)| meeting.leave(*member));
                 Ok(())
             }
         };
         let mut state = self.lock();
+        if is_healthy {
+            self.check_order(&mut state, &meetings);
+        }
         state.schedule.finish(ticket);
         if let Err(error) = outcome {
             self.reports.report_failure(&error);
@@ -262,11 +267,18 @@ impl State {
             captures: BTreeMap::new(),
             captures_begun: 0,
             ownership: Ownership::default(),
-            schedule: Schedule::new(configuration.streams),
+            schedule: Schedule::new(configuration.streams, configuration.resident),
         }
     }
 
+    /// Starts the collectives for which their GPUs have room.
+    fn start_collectives(&mut self) {
+        let contexts = &self.contexts;
+        self.schedule.start_collectives(|context| contexts.get(context).map_or(0, |it| it.device));
+    }
+
     fn start(&mut self) -> Option<Started> {
+        self.start_collectives();
         let (space, contexts) = (&self.space, &self.contexts);
         let has_failed = |context| contexts.get(context).is_ok_and(|it| it.failure.is_some());
         self.schedule.start(has_failed, |work| work.may_run(space))

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::configuration::StreamOrder;
 use super::context::ContextHandle;
 use super::nccl::meeting::Meeting;
+use super::residency::Residency;
 pub(crate) use super::ticket::Ticket;
 use super::work::Work;
 use crate::machine::random::Random;
@@ -22,6 +23,7 @@ pub(crate) struct Schedule {
     /// Those that run, and those that wait for no other operation.
     running: BTreeSet<Ticket>,
     ready: BTreeSet<Ticket>,
+    residency: Residency,
     next: u64,
     /// How many have finished.
     finished: u64,
@@ -46,11 +48,19 @@ pub(crate) struct Started {
     pub(crate) work: Work,
 }
 
+/// A member of a collective that can never end.
+pub(crate) struct Stuck {
+    pub(crate) context: ContextHandle,
+    pub(crate) meeting: Arc<Meeting>,
+    /// Whether it occupies its GPU.
+    pub(crate) has_started: bool,
+}
+
 /// In random order, the number of operations that may be pending before every submission runs one.
 const MAX_DEFERRED: usize = 512;
 
 impl Schedule {
-    pub(crate) fn new(order: StreamOrder) -> Schedule {
+    pub(crate) fn new(order: StreamOrder, resident: Option<usize>) -> Schedule {
         Schedule {
             draw: match order {
                 StreamOrder::Ordered => None,
@@ -59,6 +69,7 @@ impl Schedule {
             pending: BTreeMap::new(),
             running: BTreeSet::new(),
             ready: BTreeSet::new(),
+            residency: Residency::new(resident),
             next: 0,
             finished: 0,
         }
@@ -107,8 +118,11 @@ impl Schedule {
         has_failed: impl Fn(ContextHandle) -> bool,
         may_run: impl Fn(&Work) -> bool,
     ) -> Option<Started> {
-        let pending = &self.pending;
-        let is_resident = |ticket| pending.get(&ticket).is_none_or(|it| it.after.is_empty());
+        let (pending, residency) = (&self.pending, &self.residency);
+        let is_resident = |ticket| {
+            let is_ready = |it: &Operation| it.after.is_empty() && residency.has_started(ticket);
+            pending.get(&ticket).is_none_or(is_ready)
+        };
         let can_end = |work: &Work| {
             let mut meetings = work.meetings().iter();
             meetings.all(|(meeting, member)| meeting.can_end(*member, is_resident))
@@ -120,28 +134,46 @@ impl Schedule {
                 operation.work.as_ref().is_some_and(is_allowed)
             })
         };
-        let mut ready = self.ready.iter().filter(may_start);
-        let ticket = match &mut self.draw {
-            None => *ready.next()?,
-            Some(draw) => {
-                let ready: Vec<Ticket> = ready.copied().collect();
-                *ready.get(draw.below(ready.len().max(1) as u64) as usize)?
-            }
-        };
+        let ticket = *one_of(self.ready.iter().filter(may_start), &mut self.draw)?;
         self.ready.remove(&ticket);
         self.running.insert(ticket);
         let operation = self.pending.get_mut(&ticket)?;
         Some(Started { ticket, context: operation.context, work: operation.work.take()? })
     }
 
-    /// Resident operations that wait for peers which can never become resident, whatever else is submitted, with
-    /// their contexts.
-    pub(crate) fn stuck(&self) -> Vec<(ContextHandle, Arc<Meeting>)> {
+    /// Starts collectives that wait for no operation, as long as their GPUs have room. `device_of` returns the GPU
+    /// of a context.
+    pub(crate) fn start_collectives(&mut self, device_of: impl Fn(ContextHandle) -> u32) {
+        while self.residency.is_limited() {
+            let waiting = self.ready.iter().filter_map(|ticket| {
+                let operation = self.pending.get(ticket)?;
+                let device = device_of(operation.context);
+                let is_collective = matches!(operation.work, Some(Work::Meet(_)));
+                let may_start = !self.residency.has_started(*ticket)
+                    && self.residency.has_room(device, |_| false);
+                (is_collective && may_start).then_some((*ticket, device))
+            });
+            let Some((ticket, device)) = one_of(waiting, &mut self.draw) else {
+                return;
+            };
+            self.residency.start(ticket, device);
+        }
+    }
+
+    /// Collectives that wait for peers which can never become resident, whatever else is submitted.
+    pub(crate) fn stuck(&self, device_of: impl Fn(ContextHandle) -> u32) -> Vec<Stuck> {
         let mut possible = BTreeSet::new();
         loop {
             let follows = |ticket: &Ticket| possible.contains(ticket) || self.is_done(*ticket);
-            let becomes_resident =
-                |ticket| self.pending.get(&ticket).is_none_or(|it| it.after.iter().all(follows));
+            let ends = |ticket: &Ticket| possible.contains(ticket);
+            let becomes_resident = |ticket| {
+                let has_place = |it: &Operation| {
+                    self.residency.has_started(ticket)
+                        || self.residency.has_room(device_of(it.context), ends)
+                };
+                let may_start = |it: &Operation| it.after.iter().all(follows) && has_place(it);
+                self.pending.get(&ticket).is_none_or(may_start)
+            };
             let may_end = |operation: &Operation| {
                 let meetings = operation.work.iter().flat_map(|work| work.meetings());
                 operation.after.iter().all(follows)
@@ -161,9 +193,14 @@ impl Schedule {
             .pending
             .iter()
             .filter(|(ticket, it)| it.after.is_empty() && !possible.contains(*ticket));
-        let meetings = stuck.flat_map(|(_, it)| {
+        let meetings = stuck.flat_map(|(ticket, it)| {
             let own = it.work.iter().flat_map(|work| work.meetings());
-            own.map(|(meeting, _)| (it.context, meeting.clone()))
+            let has_started = self.residency.has_started(*ticket);
+            own.map(move |(meeting, _)| Stuck {
+                context: it.context,
+                meeting: meeting.clone(),
+                has_started,
+            })
         });
         meetings.collect()
     }
@@ -171,6 +208,7 @@ impl Schedule {
     /// Marks an operation as finished.
     pub(crate) fn finish(&mut self, ticket: Ticket) {
         self.running.remove(&ticket);
+        self.residency.finish(ticket);
         self.finished += 1;
         let Some(finished) = self.pending.remove(&ticket) else {
             return;
@@ -216,6 +254,18 @@ impl Schedule {
     }
 }
 
+/// The first item, or a random one in random order.
+fn one_of<T>(mut items: impl Iterator<Item = T>, draw: &mut Option<Random>) -> Option<T> {
+    match draw {
+        None => items.next(),
+        Some(draw) => {
+            let mut items: Vec<T> = items.collect();
+            let index = draw.below(items.len().max(1) as u64) as usize;
+            (index < items.len()).then(|| items.swap_remove(index))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -235,7 +285,7 @@ mod tests {
     /// Two streams of three operations; the second stream's last depends on the first's second.
     fn two_streams(order: StreamOrder) -> Vec<usize> {
         let context = ContextHandle::from_raw(1);
-        let mut schedule = Schedule::new(order);
+        let mut schedule = Schedule::new(order, None);
         let mut tickets = Vec::<Ticket>::new();
         for after in [vec![], vec![0], vec![1], vec![], vec![3], vec![4, 1]] {
             let after = after.into_iter().map(|at: usize| tickets[at]).collect();
@@ -272,7 +322,7 @@ mod tests {
     #[test]
     fn an_operation_that_may_not_run_delays_its_dependents() {
         let context = ContextHandle::from_raw(1);
-        let mut schedule = Schedule::new(StreamOrder::Ordered);
+        let mut schedule = Schedule::new(StreamOrder::Ordered, None);
         let first = schedule.add(context, vec![], Work::Join);
         schedule.add(context, vec![first], Work::Join);
         assert!(schedule.start(|_| false, |_| false).is_none());

@@ -88,7 +88,7 @@ impl Rank {
 }
 
 /// Ends the process if its thread panics: other ranks would wait for it without end.
-struct EndOnPanic;
+pub(crate) struct EndOnPanic;
 
 impl Drop for EndOnPanic {
     fn drop(&mut self) {

@@ -2,14 +2,14 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::thread;
 
 use super::call::{Action, Call, Kind, Part};
 use super::link::Exchange;
 use super::meeting::Meeting;
-use super::refusal::{INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Result, refused};
+use super::refusal::{INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Refusal, Result, refused};
 use super::world::{Communicator, CommunicatorHandle};
 use super::world_id::WorldId;
-use crate::driver::error::Code;
 use crate::driver::stream::StreamHandle;
 use crate::driver::ticket::Ticket;
 use crate::driver::work::Work;
@@ -28,18 +28,38 @@ pub(crate) struct Issued {
 struct Group {
     depth: usize,
     calls: Vec<Issued>,
+    driver: Option<&'static Driver>,
+}
+
+impl Drop for Group {
+    /// Reports a group that is open when its thread ends.
+    fn drop(&mut self) {
+        if let Some(driver) = self.driver
+            && self.depth > 0
+        {
+            driver.abandon_group(&self.calls);
+        }
+    }
 }
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
-/// `ncclGroupStart`.
-pub(crate) fn start() {
-    GROUP.with_borrow_mut(|group| group.depth += 1);
+/// Whether this thread has an open group.
+pub(super) fn is_open() -> bool {
+    GROUP.with_borrow(|group| group.depth > 0)
 }
 
 impl Driver {
+    /// `ncclGroupStart`.
+    pub(crate) fn start_group(&'static self) {
+        GROUP.with_borrow_mut(|group| {
+            group.depth += 1;
+            group.driver = Some(self);
+        });
+    }
+
     /// `ncclGroupEnd`: submits the calls of the outermost group.
     pub(crate) fn end_group(&self) -> Result<()> {
         let ended = GROUP.with_borrow_mut(|group| {
@@ -54,41 +74,43 @@ impl Driver {
 
     /// Submits a call, or keeps it for the end of the group.
     pub(crate) fn issue(&self, call: Issued) -> Result<()> {
-        self.lock().check_call(&call)?;
-        let is_grouped = GROUP.with_borrow_mut(|group| {
-            group.calls.extend((group.depth > 0).then_some(call));
-            group.depth > 0
-        });
-        if is_grouped { Ok(()) } else { self.submit_calls(&[call]) }
+        let mut state = self.lock();
+        let checked = state.check_call(&call);
+        if let Err(refusal) = checked.and_then(|()| state.check_thread(call.communicator)) {
+            return self.refuse(&mut state, refusal);
+        }
+        if !is_open() {
+            drop(state);
+            return self.submit_calls(&[call]);
+        }
+        state.nccl.table.get_mut(call.communicator)?.grouped_by = Some(thread::current().id());
+        GROUP.with_borrow_mut(|group| group.calls.push(call));
+        Ok(())
     }
 
     /// Submits calls that start together: one operation for all transfers of a communicator, and one for each
     /// collective.
     fn submit_calls(&self, calls: &[Issued]) -> Result<()> {
         let mut handles: Vec<CommunicatorHandle> = Vec::new();
-        let calls = || calls.iter().filter(|call| !call.is_empty());
-        for call in calls() {
+        for call in calls {
             if !handles.contains(&call.communicator) {
                 handles.push(call.communicator);
             }
         }
+        let mut state = self.lock();
+        for handle in &handles {
+            state.nccl.table.get_mut(*handle)?.grouped_by = None;
+        }
+        state.check_group(calls)?;
+        drop(state);
         let mut streams = Vec::new();
         for handle in handles {
-            let own = calls().filter(|call| call.communicator == handle);
+            let own = calls.iter().filter(|call| call.communicator == handle);
             let own: Vec<Issued> = own.copied().collect();
             let mut state = self.lock();
             match state.submit_calls_of(handle, &own) {
                 Ok(on) => streams.extend(on),
-                Err(refusal) => {
-                    let found = refusal.fault_of.map(|world| (world, refusal.message.clone()));
-                    if let Some((world, message)) = found {
-                        let finding = Code::LaunchFailed.because(message);
-                        self.reports.report_failure(&finding);
-                        state.fail_world(world, &finding);
-                        self.changed.notify_all();
-                    }
-                    return Err(refusal);
-                }
+                Err(refusal) => return self.refuse(&mut state, refusal),
             }
         }
         for stream in streams {
@@ -96,10 +118,26 @@ impl Driver {
         }
         Ok(())
     }
+
+    /// Reports that a thread has ended, and these calls of its group are never submitted.
+    fn abandon_group(&self, calls: &[Issued]) {
+        let mut state = self.lock();
+        for call in calls {
+            let Ok(&Communicator { rank, world, .. }) = state.nccl.table.get(call.communicator)
+            else {
+                continue;
+            };
+            let message = format!(
+                "a thread ended while its group with calls of rank {rank} of {world} was open"
+            );
+            // There is no caller that could get the error.
+            let _ = self.refuse::<()>(&mut state, Refusal::fault(INVALID_USAGE, message, world));
+        }
+    }
 }
 
 impl Issued {
-    /// Whether it moves nothing. The library drops such collectives, also if other ranks send something.
+    /// Whether it is a collective that moves nothing, which the library drops.
     fn is_empty(&self) -> bool {
         matches!(self.action, Action::Collective(Call { count: 0, .. }, _))
     }
@@ -129,26 +167,29 @@ impl State {
                 refused(INVALID_ARGUMENT, format!("{world} has {size} ranks, and no rank {peer}"))
             }
         };
+        let communicator = self.nccl.table.get(call.communicator)?;
         match call.action {
             Action::Collective(collective, buffers) => {
                 if let Kind::Reduce(_, root) | Kind::Broadcast(root) = collective.kind {
                     peer_is_known(root)?;
                 }
                 let (sent, received) = collective.extents(rank, size);
-                self.check_buffer(buffers.send, sent)?;
-                self.check_buffer(buffers.receive, received)
+                self.check_buffer(communicator, buffers.send, sent)?;
+                self.check_buffer(communicator, buffers.receive, received)?;
+                self.check_overlap(communicator, &collective, buffers)
             }
             Action::Send { to: peer, from: address, count, element }
             | Action::Receive { from: peer, to: address, count, element } => {
                 peer_is_known(peer)?;
-                self.check_buffer(address, element.bytes_of(count))
+                self.check_buffer(communicator, address, element.bytes_of(count))
             }
         }
     }
 
-    fn check_buffer(&self, address: u64, bytes: usize) -> Result<()> {
+    fn check_buffer(&self, of: &Communicator, address: u64, bytes: usize) -> Result<()> {
         let checked = self.check_range(address, bytes);
-        checked.or_else(|error| refused(INVALID_ARGUMENT, error.message))
+        checked.or_else(|error| refused(INVALID_ARGUMENT, error.message))?;
+        if bytes == 0 { Ok(()) } else { self.check_device(of, address) }
     }
 
     /// Submits the calls of one communicator. Returns the streams.
@@ -162,7 +203,24 @@ impl State {
         self.check_transfers_to_self(handle, &transfers)?;
         let operations = [transfers].into_iter().filter(|all| !all.is_empty());
         let operations = operations.chain(collectives.into_iter().map(|call| vec![call]));
-        operations.map(|calls| self.enqueue_calls(handle, &calls)).collect()
+        let mut streams = Vec::new();
+        for calls in operations {
+            match calls[0].is_empty() {
+                true => self.skip_call(handle, calls[0])?,
+                false => streams.push(self.enqueue_calls(handle, &calls)?),
+            }
+        }
+        Ok(streams)
+    }
+
+    /// Only compares a collective that moves nothing with the calls of other ranks, which would wait for this one.
+    fn skip_call(&mut self, handle: CommunicatorHandle, call: &Issued) -> Result<()> {
+        let communicator = self.nccl.table.get_mut(handle)?;
+        let (world, part) = (communicator.world, communicator.next_part(&call.action));
+        if communicator.link.is_none() {
+            self.meeting(world, &part)?.skip(part.member);
+        }
+        Ok(())
     }
 
     fn check_transfers_to_self(&self, handle: CommunicatorHandle, calls: &[&Issued]) -> Result<()> {
@@ -215,6 +273,7 @@ impl State {
         for ((meeting, member), part) in meetings.iter().zip(parts) {
             meeting.join(*member, ticket, part.buffers);
         }
+        self.start_collectives();
         Ok(ticket)
     }
 
@@ -225,11 +284,14 @@ impl State {
             return refused(INTERNAL_ERROR, format!("{id} has no ranks"));
         };
         let members = part.slot.members(world.members.len());
-        let new = || Arc::new(Meeting::new(part.slot.name(id), part.call, members));
+        let new = || Arc::new(Meeting::new(id, part.slot, part.call, members));
         world.meetings.retain(|_, it| !it.is_done());
         let meeting = world.meetings.entry(part.slot).or_insert_with(new).clone();
-        let checked = meeting.check(part.member, &part.call, id);
+        let checked = meeting.check(part.member, &part.call);
         checked.or_else(|refusal| meeting.hang_if(hangs, refusal))?;
-        Ok(meeting)
+        match world.departed.iter().find(|rank| meeting.is_missing(**rank)) {
+            Some(rank) if !hangs => Err(meeting.missing(*rank)),
+            _ => Ok(meeting),
+        }
     }
 }
