@@ -28,7 +28,6 @@ mod occupancy;
 mod pointer;
 mod pool;
 mod report;
-mod residency;
 mod schedule;
 mod stream;
 mod ticket;
@@ -216,7 +215,7 @@ impl Driver {
         // After a failure, no further operation of the context runs.
         let is_healthy = state.check_context(context).is_ok();
         drop(state);
-        let meetings = work.shared_meetings();
+        let meetings = work.meetings().to_vec();
         let outcome = match is_healthy {
             true => catch_panic(|| self.perform(work)),
             false => {
@@ -271,14 +270,8 @@ impl State {
         }
     }
 
-    /// Starts the collectives for which their GPUs have room.
-    fn start_collectives(&mut self) {
-        let contexts = &self.contexts;
-        self.schedule.start_collectives(|context| contexts.get(context).map_or(0, |it| it.device));
-    }
-
     fn start(&mut self) -> Option<Started> {
-        self.start_collectives();
+        self.schedule.start_collectives();
         let (space, contexts) = (&self.space, &self.contexts);
         let has_failed = |context| contexts.get(context).is_ok_and(|it| it.failure.is_some());
         self.schedule.start(has_failed, |work| work.may_run(space))

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use super::configuration::StreamOrder;
 use super::context::ContextHandle;
 use super::nccl::meeting::Meeting;
-use super::residency::Residency;
 pub(crate) use super::ticket::Ticket;
 use super::work::Work;
 use crate::machine::random::Random;
@@ -23,7 +22,10 @@ pub(crate) struct Schedule {
     /// Those that run, and those that wait for no other operation.
     running: BTreeSet<Ticket>,
     ready: BTreeSet<Ticket>,
-    residency: Residency,
+    /// How many collectives of a context may run at a time: each occupies the GPU while it waits for its peers.
+    resident_limit: Option<usize>,
+    /// The collectives that have started and are not done, with a limit only.
+    resident: BTreeSet<Ticket>,
     next: u64,
     /// How many have finished.
     finished: u64,
@@ -60,7 +62,7 @@ pub(crate) struct Stuck {
 const MAX_DEFERRED: usize = 512;
 
 impl Schedule {
-    pub(crate) fn new(order: StreamOrder, resident: Option<usize>) -> Schedule {
+    pub(crate) fn new(order: StreamOrder, resident_limit: Option<usize>) -> Schedule {
         Schedule {
             draw: match order {
                 StreamOrder::Ordered => None,
@@ -69,7 +71,8 @@ impl Schedule {
             pending: BTreeMap::new(),
             running: BTreeSet::new(),
             ready: BTreeSet::new(),
-            residency: Residency::new(resident),
+            resident_limit,
+            resident: BTreeSet::new(),
             next: 0,
             finished: 0,
         }
@@ -118,10 +121,11 @@ impl Schedule {
         has_failed: impl Fn(ContextHandle) -> bool,
         may_run: impl Fn(&Work) -> bool,
     ) -> Option<Started> {
-        let (pending, residency) = (&self.pending, &self.residency);
-        let is_resident = |ticket| {
-            let is_ready = |it: &Operation| it.after.is_empty() && residency.has_started(ticket);
-            pending.get(&ticket).is_none_or(is_ready)
+        let (pending, resident) = (&self.pending, &self.resident);
+        let is_limited = self.resident_limit.is_some();
+        let is_resident = |ticket| match is_limited && pending.contains_key(&ticket) {
+            true => resident.contains(&ticket),
+            false => pending.get(&ticket).is_none_or(|it| it.after.is_empty()),
         };
         let can_end = |work: &Work| {
             let mut meetings = work.meetings().iter();
@@ -141,37 +145,44 @@ impl Schedule {
         Some(Started { ticket, context: operation.context, work: operation.work.take()? })
     }
 
-    /// Starts collectives that wait for no operation, as long as their GPUs have room. `device_of` returns the GPU
-    /// of a context.
-    pub(crate) fn start_collectives(&mut self, device_of: impl Fn(ContextHandle) -> u32) {
-        while self.residency.is_limited() {
-            let waiting = self.ready.iter().filter_map(|ticket| {
-                let operation = self.pending.get(ticket)?;
-                let device = device_of(operation.context);
-                let is_collective = matches!(operation.work, Some(Work::Meet(_)));
-                let may_start = !self.residency.has_started(*ticket)
-                    && self.residency.has_room(device, |_| false);
-                (is_collective && may_start).then_some((*ticket, device))
-            });
-            let Some((ticket, device)) = one_of(waiting, &mut self.draw) else {
+    /// Starts collectives that wait for no operation, as long as there is room.
+    pub(crate) fn start_collectives(&mut self) {
+        while self.resident_limit.is_some() {
+            let may_start = |ticket: &&Ticket| {
+                let is_collective = |it: &&Operation| matches!(it.work, Some(Work::Meet(_)));
+                let waiting = self.pending.get(ticket).filter(is_collective);
+                let has_room = |it: &Operation| self.has_room(it.context, |_| false);
+                !self.resident.contains(ticket) && waiting.is_some_and(has_room)
+            };
+            let waiting: Vec<Ticket> = self.ready.iter().filter(may_start).copied().collect();
+            let Some(ticket) = one_of(waiting.into_iter(), &mut self.draw) else {
                 return;
             };
-            self.residency.start(ticket, device);
+            self.resident.insert(ticket);
         }
     }
 
+    /// Whether a collective of `context` can start, once those that `end` are done. Contexts share a GPU in turns, so
+    /// others do not matter.
+    fn has_room(&self, context: ContextHandle, end: impl Fn(&Ticket) -> bool) -> bool {
+        let is_of =
+            |ticket: &&Ticket| self.pending.get(ticket).is_some_and(|it| it.context == context);
+        let kept = self.resident.iter().filter(|ticket| !end(ticket)).filter(is_of).count();
+        self.resident_limit.is_none_or(|limit| kept < limit)
+    }
+
     /// Collectives that wait for peers which can never become resident, whatever else is submitted.
-    pub(crate) fn stuck(&self, device_of: impl Fn(ContextHandle) -> u32) -> Vec<Stuck> {
+    pub(crate) fn stuck(&self) -> Vec<Stuck> {
         let mut possible = BTreeSet::new();
         loop {
             let follows = |ticket: &Ticket| possible.contains(ticket) || self.is_done(*ticket);
-            let ends = |ticket: &Ticket| possible.contains(ticket);
+            let has_place = |ticket, it: &Operation| {
+                let is_resident = self.resident.contains(&ticket);
+                is_resident || self.has_room(it.context, |kept| possible.contains(kept))
+            };
             let becomes_resident = |ticket| {
-                let has_place = |it: &Operation| {
-                    self.residency.has_started(ticket)
-                        || self.residency.has_room(device_of(it.context), ends)
-                };
-                let may_start = |it: &Operation| it.after.iter().all(follows) && has_place(it);
+                let may_start =
+                    |it: &Operation| it.after.iter().all(follows) && has_place(ticket, it);
                 self.pending.get(&ticket).is_none_or(may_start)
             };
             let may_end = |operation: &Operation| {
@@ -195,7 +206,7 @@ impl Schedule {
             .filter(|(ticket, it)| it.after.is_empty() && !possible.contains(*ticket));
         let meetings = stuck.flat_map(|(ticket, it)| {
             let own = it.work.iter().flat_map(|work| work.meetings());
-            let has_started = self.residency.has_started(*ticket);
+            let has_started = self.resident_limit.is_none() || self.resident.contains(ticket);
             own.map(move |(meeting, _)| Stuck {
                 context: it.context,
                 meeting: meeting.clone(),
@@ -208,7 +219,7 @@ impl Schedule {
     /// Marks an operation as finished.
     pub(crate) fn finish(&mut self, ticket: Ticket) {
         self.running.remove(&ticket);
-        self.residency.finish(ticket);
+        self.resident.remove(&ticket);
         self.finished += 1;
         let Some(finished) = self.pending.remove(&ticket) else {
             return;

@@ -151,14 +151,6 @@ impl Work {
         }
     }
 
-    /// The same, to keep.
-    pub(crate) fn shared_meetings(&self) -> Arc<[(Arc<Meeting>, usize)]> {
-        match self {
-            Work::Meet(meetings) => meetings.clone(),
-            _ => Arc::default(),
-        }
-    }
-
     /// Whether it may run once its dependencies have finished.
     pub(crate) fn may_run(&self, space: &AddressSpace) -> bool {
         let (at, condition) = match self {

@@ -13,226 +13,149 @@ use std::time::Duration;
 use cudarc::driver::{CudaStream, DevicePtr, result};
 use meshgrad_nccl::{Handle, Library, Status, UniqueId};
 
-use crate::emulated::report;
+use crate::emulated::{self, report};
 use crate::nccl::{EndOnPanic, F32, Rank, SUM, join_second, library};
 
 /// The program that a child runs, and whether with its mistake.
 const PROGRAM: &str = "MESHGRAD_TEST_PROGRAM";
 const ORDERS: [&str; 4] = ["ordered", "random:1", "random:2", "random:3"];
-const ONE_AT_A_TIME: &[(&str, &str)] = &[("MESHGRAD_EMULATOR_RESIDENT", "1")];
-const OLD: &[(&str, &str)] = &[("MESHGRAD_EMULATOR_NCCL", "2.19")];
+const ONE_AT_A_TIME: (&str, &str) = ("MESHGRAD_EMULATOR_RESIDENT", "1");
+const OLD: (&str, &str) = ("MESHGRAD_EMULATOR_NCCL", "2.19");
 
 struct Program {
-    name: &'static str,
-    variables: &'static [(&'static str, &'static str)],
     /// A part of the report.
     finding: &'static str,
+    variable: Option<(&'static str, &'static str)>,
     run: fn(&Part<'_>),
 }
 
+const fn program(finding: &'static str, run: fn(&Part<'_>)) -> Program {
+    Program { finding, variable: None, run }
+}
+
+impl Program {
+    const fn with(self, variable: (&'static str, &'static str)) -> Program {
+        Program { variable: Some(variable), ..self }
+    }
+}
+
 const PROGRAMS: &[Program] = &[
-    Program {
-        name: "another count",
-        variables: &[],
-        finding: "called all_reduce(f32 x 5, sum)",
-        run: |it| it.reduce(it.first, 0, if it.is_wrong_on(1) { 5 } else { 4 }),
-    },
-    Program {
-        name: "nothing from one rank",
-        variables: &[],
-        finding: "called all_reduce(f32 x 0, sum)",
-        run: |it| {
-            let count = if it.is_wrong { 4 * it.rank } else { 0 };
-            it.reduce(it.first, 0, count);
-            it.reduce(it.first, 0, 4);
-        },
-    },
-    Program {
-        name: "another order on one stream",
-        variables: &[],
-        finding: "waits in collective 0 of",
-        run: |it| it.ordered().into_iter().for_each(|communicator| it.reduce(communicator, 0, 4)),
-    },
-    Program {
-        name: "another order on two streams",
-        variables: &[],
-        finding: "different orders: collective 0 of",
-        run: |it| it.reduce_both(),
-    },
-    Program {
-        name: "another order on a full GPU",
-        variables: ONE_AT_A_TIME,
-        finding: "has no room for collective 0 of",
-        run: |it| it.reduce_both(),
-    },
-    Program {
-        name: "transfers in opposite directions",
-        variables: &[],
-        finding: "waits in transfer 0 from rank",
-        run: |it| {
-            let (functions, peer) = (it.library.functions(), 1 - it.rank as i32);
-            let (from, to, on) = (it.x as *const c_void, (it.x + 128) as *mut c_void, it.on(0));
-            let own = it.first as Handle;
-            // SAFETY: the buffers have four elements, and no call is in flight when they are freed.
-            unsafe {
-                let group = !it.is_wrong;
-                group.then(|| it.check((functions.group_start)()));
-                it.check((functions.send)(from, 4, F32, peer, own, on));
-                it.check((functions.recv)(to, 4, F32, peer, own, on));
-                group.then(|| it.check((functions.group_end)()));
-            }
-        },
-    },
-    Program {
-        name: "an open group at the end of a thread",
-        variables: &[],
-        finding: "a thread ended while its group with calls of rank",
-        run: |it| {
-            let body = || {
-                it.start_group();
-                it.reduce(it.first, 0, 4);
-                if !it.is_wrong {
-                    it.end_group();
-                }
-            };
-            thread::scope(|scope| scope.spawn(body).join().unwrap());
-        },
-    },
-    Program {
-        name: "an end in an open group",
-        variables: &[],
-        finding: "ends while a group that calls it is open",
-        run: |it| {
+    program("called all_reduce(f32 x 5, sum)", |it| {
+        it.reduce(it.first, 0, if it.is_wrong_on(1) { 5 } else { 4 });
+    }),
+    program("called all_reduce(f32 x 0, sum)", |it| {
+        it.reduce(it.first, 0, if it.is_wrong { 4 * it.rank } else { 0 });
+        it.reduce(it.first, 0, 4);
+    }),
+    program("waits in collective 0 of", |it| {
+        it.ordered().into_iter().for_each(|communicator| it.reduce(communicator, 0, 4));
+    }),
+    program("different orders: collective 0 of", |it| it.reduce_both()),
+    program("has no room for collective 0 of", |it| it.reduce_both()).with(ONE_AT_A_TIME),
+    program("waits in transfer 0 from rank", |it| {
+        if !it.is_wrong {
+            it.start_group();
+        }
+        it.exchange();
+        if !it.is_wrong {
+            it.end_group();
+        }
+    }),
+    program("a thread ended while its group with calls of rank", |it| {
+        let body = || {
             it.start_group();
             it.reduce(it.first, 0, 4);
-            if it.is_wrong {
-                it.destroy(it.first);
+            if !it.is_wrong {
+                it.end_group();
             }
-            it.end_group();
-        },
-    },
-    Program {
-        name: "an end before a call of the others",
-        variables: &[],
-        finding: "rank 1 ends its communicator without all_reduce(f32 x 4, sum)",
-        run: |it| {
-            if !it.is_wrong_on(1) {
-                it.reduce(it.first, 0, 4);
-            }
-            it.meet.wait();
-            if it.rank == 1 {
-                it.destroy(it.first);
-            }
-        },
-    },
-    Program {
-        name: "a call after the end of the others",
-        variables: &[],
-        finding: "rank 1 ends its communicator without all_reduce(f32 x 0, sum)",
-        run: |it| {
-            if it.rank == 1 {
-                it.destroy(it.first);
-            }
-            it.meet.wait();
-            if it.is_wrong_on(0) {
-                it.reduce(it.first, 0, 0);
-            }
-        },
-    },
-    Program {
-        name: "two ends",
-        variables: &[],
-        finding: "was destroyed or is not a communicator",
-        run: |it| {
+        };
+        thread::scope(|scope| scope.spawn(body).join().unwrap());
+    }),
+    program("ends while a group that calls it is open", |it| {
+        it.start_group();
+        it.reduce(it.first, 0, 4);
+        if it.is_wrong {
             it.destroy(it.first);
-            it.destroy(if it.is_wrong { it.first } else { it.second });
-        },
-    },
-    Program {
-        name: "overlapping buffers",
-        variables: &[],
-        finding: "overlap, but not in place",
-        run: |it| it.all_reduce(it.first, 0, it.x, it.x + if it.is_wrong { 8 } else { 0 }, 4),
-    },
-    Program {
-        name: "an early free",
-        variables: &[],
-        finding: "was freed before it ran",
-        run: |it| {
-            // SAFETY: the early use after the free is what is tested.
-            let x = unsafe { result::malloc_async(it.streams[0].cu_stream(), 16) }.unwrap();
-            it.streams[0].synchronize().unwrap();
-            if it.rank == 0 {
-                it.all_reduce(it.first, 0, x, x, 4);
-                let on = &it.streams[usize::from(it.is_wrong)];
-                // SAFETY: as above.
-                unsafe { result::free_async(x, on.cu_stream()) }.unwrap();
-                it.streams[1].synchronize().unwrap();
-            }
-            it.meet.wait();
-            if it.rank == 1 {
-                it.all_reduce(it.first, 0, x, x, 4);
-            }
-        },
-    },
-    Program {
-        name: "a buffer of another GPU",
-        variables: &[],
-        finding: "is on GPU 0, but its buffer on GPU 1",
-        run: |it| {
-            let owner = if it.is_wrong { 1 } else { it.rank };
-            let x = it.buffers[owner].load(Relaxed);
+        }
+        it.end_group();
+    }),
+    // Before the others call it,
+    program("rank 1 ends its communicator without all_reduce", |it| {
+        if it.rank == 1 {
+            it.destroy(it.first);
+        }
+        it.meet.wait();
+        if it.is_wrong_on(0) {
+            it.reduce(it.first, 0, 4);
+        }
+    }),
+    // and after.
+    program("ends its communicator without all_reduce(f32 x 4", |it| {
+        if !it.is_wrong_on(1) {
+            it.reduce(it.first, 0, 4);
+        }
+        it.meet.wait();
+        if it.rank == 1 {
+            it.destroy(it.first);
+        }
+    }),
+    program("was destroyed or is not a communicator", |it| {
+        it.destroy(it.first);
+        it.destroy(if it.is_wrong { it.first } else { it.second });
+    }),
+    program("overlap, but not in place", |it| {
+        it.all_reduce(it.first, 0, it.x, it.x + if it.is_wrong { 8 } else { 0 }, 4);
+    }),
+    program("was freed before it ran", |it| {
+        // SAFETY: the use after the free is what is tested.
+        let x = unsafe { result::malloc_async(it.streams[0].cu_stream(), 16) }.unwrap();
+        it.streams[0].synchronize().unwrap();
+        if it.rank == 0 {
             it.all_reduce(it.first, 0, x, x, 4);
-        },
-    },
-    Program {
-        name: "a blocking communicator in a group",
-        variables: &[],
-        finding: "a group calls blocking and other communicators",
-        run: |it| {
-            let blocking = it.join_blocking();
-            let second = if it.is_wrong { blocking } else { it.second };
+            let on = &it.streams[usize::from(it.is_wrong)];
+            // SAFETY: as above.
+            unsafe { result::free_async(x, on.cu_stream()) }.unwrap();
+            it.streams[1].synchronize().unwrap();
+        }
+        it.meet.wait();
+        if it.rank == 1 {
+            it.all_reduce(it.first, 0, x, x, 4);
+        }
+    }),
+    program("is on GPU 0, but its buffer on GPU 1", |it| {
+        let x = it.buffers[if it.is_wrong { 1 } else { it.rank }].load(Relaxed);
+        it.all_reduce(it.first, 0, x, x, 4);
+    }),
+    program("a group calls blocking and other communicators", |it| {
+        let blocking = it.join_blocking();
+        it.start_group();
+        it.reduce(it.first, 0, 4);
+        it.reduce(if it.is_wrong { blocking } else { it.second }, 1, 4);
+        it.end_group();
+    }),
+    program("is called by two threads at once", |it| {
+        it.start_group();
+        it.reduce(it.first, 0, 4);
+        let other = if it.is_wrong { it.first } else { it.second };
+        thread::scope(|scope| scope.spawn(|| it.reduce(other, 1, 4)).join().unwrap());
+        it.end_group();
+    }),
+    program("is aborted in a group, which NCCL can do from 2.22 on", |it| {
+        if it.is_wrong {
             it.start_group();
-            it.reduce(it.first, 0, 4);
-            it.reduce(second, 1, 4);
-            it.end_group();
-        },
-    },
-    Program {
-        name: "two threads",
-        variables: &[],
-        finding: "is called by two threads at once",
-        run: |it| {
-            it.start_group();
-            it.reduce(it.first, 0, 4);
-            let other = if it.is_wrong { it.first } else { it.second };
-            thread::scope(|scope| scope.spawn(|| it.reduce(other, 1, 4)).join().unwrap());
-            it.end_group();
-        },
-    },
-    Program {
-        name: "an abort in a group",
-        variables: OLD,
-        finding: "is aborted in a group, which NCCL can do from 2.22 on",
-        run: |it| {
-            if it.is_wrong {
-                it.start_group();
-            }
-            // SAFETY: no other thread is in a call of the communicator.
-            it.check(unsafe { (it.library.functions().comm_abort)(it.first as Handle) });
-        },
-    },
-    Program {
-        name: "a function of a newer version",
-        variables: OLD,
-        finding: "2.19.3 has not: all_to_all in one call",
-        run: |it| {
-            let (version, missing) = (it.library.version(), it.library.functions().missing());
-            if it.is_wrong {
-                it.messages.lock().unwrap().push(format!("{version} has not: {}", missing[1]));
-            }
-        },
-    },
+        }
+        // SAFETY: no other thread is in a call of the communicator.
+        it.check(unsafe { (it.library.functions().comm_abort)(it.first as Handle) });
+    })
+    .with(OLD),
+    program("ncclAlltoAll is not in NCCL 2.19.3", |it| {
+        assert_eq!(it.library.version().to_string(), "2.19.3");
+        assert!(it.library.functions().all_to_all.is_none());
+        if it.is_wrong {
+            it.all_to_all_of_exports();
+        }
+    })
+    .with(OLD),
 ];
 
 /// A rank of a program. Handles are numbers, so that threads can use them.
@@ -288,6 +211,28 @@ impl Part<'_> {
         }
     }
 
+    /// Sends to the other rank, and receives from it.
+    fn exchange(&self) {
+        let (nccl, peer, on) = (self.library.functions(), 1 - self.rank as i32, self.on(0));
+        let (from, to) = (self.x as *const c_void, (self.x + 128) as *mut c_void);
+        let own = self.first as Handle;
+        // SAFETY: the buffers have four elements.
+        self.check(unsafe { (nccl.send)(from, 4, F32, peer, own, on) });
+        // SAFETY: as above.
+        self.check(unsafe { (nccl.recv)(to, 4, F32, peer, own, on) });
+    }
+
+    /// Calls a function that the table of functions hides.
+    fn all_to_all_of_exports(&self) {
+        type AllToAll = unsafe extern "C" fn(u64, u64, usize, i32, Handle, *mut c_void) -> Status;
+        let (from, to, on) = (self.x, self.x + 128, self.on(0));
+        // SAFETY: this is the function's type, and the buffers have two parts of two elements.
+        self.check(unsafe {
+            let function = emulated::driver(&[]).get::<AllToAll>(b"ncclAlltoAll").unwrap();
+            function(from, to, 2, F32, self.first as Handle, on)
+        });
+    }
+
     fn start_group(&self) {
         // SAFETY: opens a group of this thread.
         self.check(unsafe { (self.library.functions().group_start)() });
@@ -324,8 +269,9 @@ fn broken_child() {
         println!("\n> it waits without end");
         exit(1)
     });
-    let (is_wrong, name) = (chosen.starts_with("wrong "), chosen.split_once(' ').unwrap().1);
-    let program = PROGRAMS.iter().find(|it| it.name == name).unwrap();
+    let (mistake, finding) = chosen.split_once(' ').unwrap();
+    let is_wrong = mistake == "wrong";
+    let program = PROGRAMS.iter().find(|it| it.finding == finding).unwrap();
     let library = library();
     let [first, second, id_of_blocking] = [(); 3].map(|()| library.unique_id().unwrap());
     let (meet, messages, buffers) = (Barrier::new(2), Mutex::default(), Default::default());
@@ -370,13 +316,13 @@ fn broken_child() {
 #[test]
 fn mistakes_are_found() {
     let child = |program: &Program, is_wrong: bool, order: &str| {
-        let chosen = format!("{} {}", if is_wrong { "wrong" } else { "right" }, program.name);
+        let chosen = format!("{} {}", if is_wrong { "wrong" } else { "right" }, program.finding);
         Command::new(env::current_exe().unwrap())
             .args(["broken::broken_child", "--exact", "--nocapture", "--test-threads=1"])
             .env(PROGRAM, chosen)
             .env("MESHGRAD_EMULATOR_STREAMS", order)
             .env("MESHGRAD_EMULATOR_LEAKS", "off")
-            .envs(program.variables.iter().copied())
+            .envs(program.variable)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap()
@@ -394,7 +340,7 @@ fn mistakes_are_found() {
                     false => found.is_empty() && output.status.success(),
                 };
                 if !is_right {
-                    surprises.push(format!("{}, {is_wrong}, {order}: {said}", program.name));
+                    surprises.push(format!("{}, {is_wrong}, {order}: {said}", program.finding));
                 }
             }
         }

@@ -229,38 +229,6 @@ pub(crate) fn reduces(rank: &Rank, communicator: Handle, count: usize) -> (Statu
     (status, message.map(|error| error.to_string()))
 }
 
-/// What real libraries would hang on fails all ranks, with both calls.
-#[test]
-fn different_calls_are_found() {
-    let errors = on_ranks(2, |rank| {
-        let (_, message) = reduces(rank, rank.communicator, 4 + rank.rank);
-        let failed = rank.stream.synchronize().is_err();
-        (message, failed)
-    });
-    let messages: Vec<_> = errors.iter().filter_map(|(message, _)| message.as_ref()).collect();
-    assert_eq!(messages.len(), 1, "{errors:?}");
-    assert!(messages[0].contains("called all_reduce(f32 x 4, sum)"), "{messages:?}");
-    assert!(messages[0].contains("called all_reduce(f32 x 5, sum)"), "{messages:?}");
-    assert!(errors.iter().all(|(_, failed)| *failed), "{errors:?}");
-}
-
-/// Two communicators of the same GPUs whose calls are in another order on one of the streams.
-#[test]
-fn a_deadlock_is_found() {
-    let second = library().unique_id().unwrap();
-    let failed = on_ranks(2, |rank| {
-        let other = join_second(rank, second);
-        let mut order = [rank.communicator, other];
-        if rank.rank == 1 {
-            order.reverse();
-        }
-        let submitted = order.map(|communicator| reduces(rank, communicator, 4).0);
-        assert_eq!(submitted, [Status::SUCCESS; 2]);
-        rank.stream.synchronize().is_err()
-    });
-    assert_eq!(failed, [true; 2]);
-}
-
 #[test]
 fn misuse_is_refused() {
     let library = library();

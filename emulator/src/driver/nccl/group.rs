@@ -75,10 +75,8 @@ impl Driver {
     /// Submits a call, or keeps it for the end of the group.
     pub(crate) fn issue(&self, call: Issued) -> Result<()> {
         let mut state = self.lock();
-        let checked = state.check_call(&call);
-        if let Err(refusal) = checked.and_then(|()| state.check_thread(call.communicator)) {
-            return self.refuse(&mut state, refusal);
-        }
+        let checked = state.check_call(&call).and_then(|()| state.check_thread(call.communicator));
+        self.reported(&mut state, checked)?;
         if !is_open() {
             drop(state);
             return self.submit_calls(&[call]);
@@ -108,10 +106,8 @@ impl Driver {
             let own = calls.iter().filter(|call| call.communicator == handle);
             let own: Vec<Issued> = own.copied().collect();
             let mut state = self.lock();
-            match state.submit_calls_of(handle, &own) {
-                Ok(on) => streams.extend(on),
-                Err(refusal) => return self.refuse(&mut state, refusal),
-            }
+            let on = state.submit_calls_of(handle, &own);
+            streams.extend(self.reported(&mut state, on)?);
         }
         for stream in streams {
             self.run_submitted(self.lock(), stream)?;
@@ -123,15 +119,15 @@ impl Driver {
     fn abandon_group(&self, calls: &[Issued]) {
         let mut state = self.lock();
         for call in calls {
-            let Ok(&Communicator { rank, world, .. }) = state.nccl.table.get(call.communicator)
-            else {
-                continue;
-            };
-            let message = format!(
-                "a thread ended while its group with calls of rank {rank} of {world} was open"
-            );
+            let fault = state.nccl.table.get(call.communicator).map(|it| {
+                let (rank, world) = (it.rank, it.world);
+                let message = format!(
+                    "a thread ended while its group with calls of rank {rank} of {world} was open"
+                );
+                Refusal::fault(INVALID_USAGE, message, world)
+            });
             // There is no caller that could get the error.
-            let _ = self.refuse::<()>(&mut state, Refusal::fault(INVALID_USAGE, message, world));
+            let _ = self.reported(&mut state, fault.map_or(Ok(()), Err));
         }
     }
 }
@@ -273,7 +269,7 @@ impl State {
         for ((meeting, member), part) in meetings.iter().zip(parts) {
             meeting.join(*member, ticket, part.buffers);
         }
-        self.start_collectives();
+        self.schedule.start_collectives();
         Ok(ticket)
     }
 
@@ -290,7 +286,7 @@ impl State {
         let checked = meeting.check(part.member, &part.call);
         checked.or_else(|refusal| meeting.hang_if(hangs, refusal))?;
         match world.departed.iter().find(|rank| meeting.is_missing(**rank)) {
-            Some(rank) if !hangs => Err(meeting.missing(*rank)),
+            Some(rank) if !hangs && part.call.count > 0 => Err(meeting.missing(*rank)),
             _ => Ok(meeting),
         }
     }

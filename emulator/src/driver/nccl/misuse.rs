@@ -1,37 +1,32 @@
 //! Misuse of communicators that the library would not notice. It is reported, and fails the contexts of all ranks.
 
+use std::collections::BTreeSet;
 use std::thread;
 
 use super::call::{Buffers, Call};
 use super::group::Issued;
 use super::refusal::{INVALID_ARGUMENT, INVALID_USAGE, Refusal, Result, refused};
 use super::world::{Communicator, CommunicatorHandle};
-use super::world_id::WorldId;
-use crate::driver::error::{Code, Error};
+use crate::driver::error::Code;
 use crate::driver::{Driver, State};
 use crate::memory::MemoryKind;
 
 impl Driver {
-    /// Fails with a refusal, after reporting what the library would not notice.
-    pub(super) fn refuse<T>(&self, state: &mut State, refusal: Refusal) -> Result<T> {
-        if let Some(world) = refusal.fault_of {
-            let finding = Code::LaunchFailed.because(refusal.message.clone());
+    /// Reports what the library would not notice, and fails the contexts of all ranks in this process.
+    pub(super) fn reported<T>(&self, state: &mut State, result: Result<T>) -> Result<T> {
+        if let Err(Refusal { fault_of: Some(world), message, .. }) = &result {
+            let finding = Code::LaunchFailed.because(message.clone());
             self.reports.report_failure(&finding);
-            state.fail_world(world, &finding);
+            let members = state.nccl.table.iter().filter(|(_, it)| it.world == *world);
+            let contexts: Vec<_> = members.map(|(_, it)| it.context).collect();
+            contexts.into_iter().for_each(|context| state.fail(context, finding.clone()));
             self.changed.notify_all();
         }
-        Err(refusal)
+        result
     }
 }
 
 impl State {
-    /// Fails the contexts of all members of a world in this process.
-    pub(crate) fn fail_world(&mut self, id: WorldId, finding: &Error) {
-        let members = self.nccl.table.iter().filter(|(_, it)| it.world == id);
-        let contexts: Vec<_> = members.map(|(_, it)| it.context).collect();
-        contexts.into_iter().for_each(|context| self.fail(context, finding.clone()));
-    }
-
     /// Checks that no other thread is calling the communicator in a group.
     pub(super) fn check_thread(&self, handle: CommunicatorHandle) -> Result<()> {
         let Communicator { world, rank, grouped_by, .. } = *self.nccl.table.get(handle)?;
@@ -47,10 +42,10 @@ impl State {
     /// Checks the communicators of a group.
     pub(super) fn check_group(&self, calls: &[Issued]) -> Result<()> {
         let is_blocking = |call: &Issued| Ok(self.nccl.table.get(call.communicator)?.is_blocking);
-        let blocking = calls.iter().map(is_blocking).collect::<Result<Vec<bool>>>()?;
-        match blocking.contains(&true) && blocking.contains(&false) {
-            true => refused(INVALID_ARGUMENT, "a group calls blocking and other communicators"),
-            false => Ok(()),
+        let kinds = calls.iter().map(is_blocking).collect::<Result<BTreeSet<bool>>>()?;
+        match kinds.len() {
+            0 | 1 => Ok(()),
+            _ => refused(INVALID_ARGUMENT, "a group calls blocking and other communicators"),
         }
     }
 
@@ -58,17 +53,15 @@ impl State {
     pub(super) fn check_device(&self, communicator: &Communicator, address: u64) -> Result<()> {
         let Communicator { world, rank, context, .. } = *communicator;
         let own = self.contexts.get(context)?.device;
-        let (Some(MemoryKind::Device(other)) | Some(MemoryKind::Module(other))) =
-            self.space.find(address).map(|it| it.kind)
-        else {
-            return Ok(());
-        };
-        if own == other {
-            return Ok(());
+        match self.space.find(address).map(|it| it.kind) {
+            Some(MemoryKind::Device(other) | MemoryKind::Module(other)) if own != other => {
+                let message = format!(
+                    "rank {rank} of {world} is on GPU {own}, but its buffer on GPU {other}"
+                );
+                Err(Refusal::fault(INVALID_ARGUMENT, message, world))
+            }
+            _ => Ok(()),
         }
-        let message =
-            format!("rank {rank} of {world} is on GPU {own}, but its buffer on GPU {other}");
-        Err(Refusal::fault(INVALID_ARGUMENT, message, world))
     }
 
     /// Checks that the buffers of a collective are apart or in place.
@@ -82,12 +75,10 @@ impl State {
         if !call.overlaps(buffers, rank, size) {
             return Ok(());
         }
-        let Buffers { send, receive } = buffers;
+        let [from, to] = [buffers.send, buffers.receive].map(|it| self.space.describe(it));
         let message = format!(
-            "rank {rank} of {world}: the buffers of {call} overlap, but not in place: it sends from {}, and receives \
-             to {}",
-            self.space.describe(send),
-            self.space.describe(receive)
+            "rank {rank} of {world}: the buffers of {call} overlap, but not in place: it sends from {from}, and \
+             receives to {to}"
         );
         Err(Refusal::fault(INVALID_ARGUMENT, message, world))
     }
@@ -107,8 +98,10 @@ impl State {
             return Ok(());
         };
         world.departed.insert(rank);
-        let mut meetings = world.meetings.values();
-        match meetings.find(|it| it.waits_for(rank)).filter(|_| !self.nccl.hangs) {
+        let mut members = world.members.iter().enumerate();
+        let was_aborted = members.any(|(it, own)| own.is_none() && !world.departed.contains(&it));
+        let mut meetings = world.meetings.values().filter(|_| !was_aborted && !self.nccl.hangs);
+        match meetings.find(|it| it.waits_for(rank)) {
             Some(meeting) => Err(meeting.missing(rank)),
             None => Ok(()),
         }

@@ -162,9 +162,8 @@ impl Driver {
     pub(crate) fn finalize_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
         let mut state = self.lock();
         state.usable(handle)?;
-        if let Err(refusal) = state.depart(handle) {
-            return self.refuse(&mut state, refusal);
-        }
+        let departed = state.depart(handle);
+        self.reported(&mut state, departed)?;
         state.nccl.table.get_mut(handle)?.is_finalized = true;
         Ok(())
     }
@@ -173,9 +172,8 @@ impl Driver {
     /// need the hub of this one.
     pub(crate) fn destroy_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
         let mut state = self.lock();
-        if let Err(refusal) = state.depart(handle) {
-            return self.refuse(&mut state, refusal);
-        }
+        let departed = state.depart(handle);
+        self.reported(&mut state, departed)?;
         let last = state.nccl.table.get(handle)?.last;
         let mut state =
             self.wait(state, |state| last.is_none_or(|last| state.schedule.is_done(last)));
@@ -196,7 +194,8 @@ impl Driver {
                 "rank {rank} of {world} is aborted in a group, which NCCL can do from 2.22 on; abort each \
                  communicator on a thread of its own"
             );
-            return self.refuse(&mut state, Refusal::fault(INVALID_USAGE, message, world));
+            let refusal = Refusal::fault(INVALID_USAGE, message, world);
+            return self.reported(&mut state, Err(refusal));
         }
         if let Some(world) = state.nccl.worlds.get(&world) {
             for (slot, meeting) in &world.meetings {
@@ -299,7 +298,7 @@ impl State {
     /// The operations that wait for each other, if nothing else can ever run, as an error.
     pub(crate) fn deadlock(&self) -> Option<(Vec<ContextHandle>, Error)> {
         let device_of = |context| self.contexts.get(context).map_or(0, |it| it.device);
-        let stuck = self.schedule.stuck(device_of);
+        let stuck = self.schedule.stuck();
         let contexts: Vec<ContextHandle> = stuck.iter().map(|it| it.context).collect();
         let line = |Stuck { context, meeting, has_started }: &Stuck| {
             let state = if *has_started { "waits in" } else { "has no room for" };

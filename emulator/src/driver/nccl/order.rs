@@ -1,100 +1,72 @@
 //! Communicators of the same GPUs that are called in different orders.
 //!
-//! If one GPU starts `a` before `b` and another one `b` before `a`, each may wait for the other: a GPU need not run
-//! two collectives at a time. In one run they may still end, because there was room for both.
+//! If one GPU is given `a` before `b` and another one `b` before `a`, each may wait for the other: a GPU need not run
+//! two collectives at a time. They end nevertheless if there happens to be room for both.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::meeting::Meeting;
-use super::refusal::{INVALID_USAGE, Refusal};
+use super::refusal::{INVALID_USAGE, Refusal, Result};
 use super::world::World;
-use super::world_id::WorldId;
+use crate::driver::context::ContextHandle;
 use crate::driver::ticket::Ticket;
 use crate::driver::{Driver, State};
 
-/// A GPU that two calls share, and when it was given each of them.
-struct Shared {
-    device: u32,
-    first: Option<Ticket>,
-    second: Option<Ticket>,
-}
-
-impl Shared {
-    fn is_first_earlier(&self) -> bool {
-        self.first.is_some() && (self.second.is_none() || self.first < self.second)
-    }
-}
+/// The ticket of a member that has not called.
+const LATER: Ticket = Ticket(u64::MAX);
 
 impl Driver {
-    /// Reports collectives, which have ended here, that are not in the same order everywhere.
+    /// Reports calls, which have ended, that are not in the same order everywhere.
     pub(in crate::driver) fn check_order(
         &self,
         state: &mut State,
-        ended: &[(Arc<Meeting>, usize)],
+        calls: &[(Arc<Meeting>, usize)],
     ) {
-        for (meeting, _) in ended {
-            if let Err(refusal) = state.check_order(meeting) {
-                // The calls have returned; their streams get the error.
-                let _ = self.refuse::<()>(state, refusal);
-            }
+        for (call, _) in calls.iter().filter(|_| !self.configuration.hangs) {
+            let checked = state.check_order(call);
+            // It has no caller any more.
+            let _ = self.reported(state, checked);
         }
     }
 }
 
 impl State {
-    /// Checks that the GPUs of a call got it in the same order as those of other communicators. All members have
-    /// come, so those of another call that have not are later.
-    fn check_order(&self, meeting: &Meeting) -> Result<(), Refusal> {
-        if self.nccl.hangs {
-            return Ok(());
-        }
-        let id = meeting.world();
+    fn check_order(&self, first: &Meeting) -> Result<()> {
+        let id = first.world();
         let Some(world) = self.nccl.worlds.get(&id) else {
             return Ok(());
         };
+        let own = self.tickets(world, first);
         let others = self.nccl.worlds.iter().filter(|(other, _)| **other != id);
-        for (other, second) in others.flat_map(|(_, it)| it.meetings.values().map(move |m| (it, m)))
-        {
-            let shared = self.shared((world, meeting), (other, second));
-            let earlier = shared.iter().find(|it| it.is_first_earlier());
-            let later = shared.iter().find(|it| it.second.is_some() && it.second < it.first);
-            if let (Some(earlier), Some(later)) = (earlier, later) {
-                return Err(in_two_orders(id, [meeting, second], [earlier, later]));
+        let others = others.flat_map(|(_, it)| it.meetings.values().map(move |call| (it, call)));
+        for (other, second) in others {
+            let theirs = self.tickets(other, second);
+            let both = |(on, first)| Some((on, first, theirs.get(on)?));
+            let mut shared = own.iter().filter_map(both);
+            let before = shared.clone().find(|(_, first, second)| first < second);
+            let after = shared.find(|(_, first, second)| first > second);
+            if let (Some((before, ..)), Some((after, ..))) = (before, after) {
+                let [before, after] = [before, after].map(|it| self.contexts.get(*it));
+                let (before, after) = (before?.device, after?.device);
+                let (first, second) = (first.name(), second.name());
+                let message = format!(
+                    "different orders: {first} was called before {second} on GPU {before}, and after it on GPU \
+                     {after}, which can deadlock; call collectives in the same order on all ranks"
+                );
+                return Err(Refusal::fault(INVALID_USAGE, message, id));
             }
         }
         Ok(())
     }
 
-    /// The GPUs that two calls share.
-    fn shared(&self, first: (&World, &Meeting), second: (&World, &Meeting)) -> Vec<Shared> {
-        let of = |(world, meeting): (&World, &Meeting)| {
-            let members = world.members.iter().enumerate();
-            let placed = members.filter_map(|(rank, handle)| {
-                let context = self.nccl.table.get((*handle)?).ok()?.context;
-                let device = self.contexts.get(context).ok()?.device;
-                Some((device, meeting.ticket_of_rank(rank)?))
-            });
-            placed.collect::<Vec<_>>()
+    /// The contexts of a call's members, with their tickets. Contexts share a GPU in turns, so other ones do not matter.
+    fn tickets(&self, world: &World, call: &Meeting) -> BTreeMap<ContextHandle, Ticket> {
+        let members = world.members.iter().enumerate();
+        let ticket = |(rank, handle): (usize, &Option<_>)| {
+            let context = self.nccl.table.get((*handle)?).ok()?.context;
+            Some((context, call.ticket_of_rank(rank)?.unwrap_or(LATER)))
         };
-        let second = of(second);
-        let both = of(first).into_iter().filter_map(|(device, first)| {
-            let (_, second) = second.iter().find(|(other, _)| *other == device)?;
-            Some(Shared { device, first, second: *second })
-        });
-        both.collect()
+        members.filter_map(ticket).collect()
     }
-}
-
-fn in_two_orders(
-    world: WorldId,
-    [first, second]: [&Meeting; 2],
-    [earlier, later]: [&Shared; 2],
-) -> Refusal {
-    let (first, second) = (first.name(), second.name());
-    let (earlier, later) = (earlier.device, later.device);
-    let message = format!(
-        "different orders: {first} was called before {second} on GPU {earlier}, and after it on GPU {later}, which \
-         can deadlock; call collectives in the same order on all ranks"
-    );
-    Refusal::fault(INVALID_USAGE, message, world)
 }
