@@ -10,7 +10,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-use cudarc::driver::{CudaStream, DevicePtr, result};
+use cudarc::driver::{CudaStream, DevicePtr, result, sys};
 use meshgrad_nccl::{Handle, Library, Status, UniqueId};
 
 use crate::emulated::{self, report};
@@ -52,6 +52,16 @@ const PROGRAMS: &[Program] = &[
     }),
     program("different orders: collective 0 of", |it| it.reduce_both()),
     program("has no room for collective 0 of", |it| it.reduce_both()).with(ONE_AT_A_TIME),
+    // In one order, but the stream of the first is behind on one GPU.
+    program("GPU 0 has no room for collective 0 of", |it| {
+        if it.is_wrong_on(0) {
+            it.wait_for_mark();
+        }
+        it.reduce(it.first, 0, 4);
+        it.reduce(it.second, 1, 4);
+        it.mark();
+    })
+    .with(ONE_AT_A_TIME),
     program("waits in transfer 0 from rank", |it| {
         if !it.is_wrong {
             it.start_group();
@@ -231,6 +241,22 @@ impl Part<'_> {
             let function = emulated::driver(&[]).get::<AllToAll>(b"ncclAlltoAll").unwrap();
             function(from, to, 2, F32, self.first as Handle, on)
         });
+    }
+
+    /// Lets the first stream wait for [`Part::mark`].
+    fn wait_for_mark(&self) {
+        let stream = self.streams[0].cu_stream();
+        // SAFETY: the last element is not used otherwise; 1 waits for equality.
+        let waits = unsafe { sys::cuStreamWaitValue32_v2(stream, self.x + 252, 5, 1) };
+        waits.result().unwrap();
+    }
+
+    fn mark(&self) {
+        let stream = self.streams[0].context().new_stream().unwrap();
+        // SAFETY: as above.
+        let marked =
+            unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), self.x + 252, 5, 0) };
+        marked.result().unwrap();
     }
 
     fn start_group(&self) {

@@ -229,6 +229,18 @@ pub(crate) fn reduces(rank: &Rank, communicator: Handle, count: usize) -> (Statu
     (status, message.map(|error| error.to_string()))
 }
 
+pub(crate) fn refused(library: &Library, status: Status, code: i32, expected: &str) {
+    let message = library.check(status, "it").unwrap_err().to_string();
+    assert!(status == Status(code) && message.contains(expected), "{status:?} {message}");
+}
+
+/// Ranks that cannot join after rank 0 of 2.
+pub(crate) fn refused_beside_rank_0(library: &Library, id: UniqueId) {
+    refused(library, begin(library, id, 0, 2).0, 5, "exists already");
+    refused(library, begin(library, id, 1, 3).0, 4, "has 2 ranks for others, and 3 for rank 1");
+    refused(library, begin(library, id, 2, 2).0, 4, "rank 2 is not below the 2 ranks");
+}
+
 #[test]
 fn misuse_is_refused() {
     let library = library();
@@ -248,21 +260,20 @@ fn misuse_is_refused() {
     assert_eq!(status, Status::INVALID_ARGUMENT);
     assert!(message.unwrap().contains("before ncclCommGetAsyncError reported success"));
 
-    let refused = |status: Status, code: i32, expected: &str| {
-        let message = library.check(status, "it").unwrap_err().to_string();
-        assert!(status == Status(code) && message.contains(expected), "{status:?} {message}");
-    };
-    refused(begin(library, id, 1, 2).0, 5, "ranks 0 and 1 of communicator");
-    refused(begin(library, id, 0, 2).0, 5, "exists already");
-    refused(begin(library, id, 1, 3).0, 4, "has 2 ranks for others, and 3 for rank 1");
-    refused(begin(library, id, 2, 2).0, 4, "rank 2 is not below the 2 ranks");
+    refused(library, begin(library, id, 1, 2).0, 5, "ranks 0 and 1 of communicator");
+    refused_beside_rank_0(library, id);
     let unknown = UniqueId([1; 128]);
-    refused(begin(library, unknown, 0, 2).0, 4, "is not one that this process has created");
+    refused(
+        library,
+        begin(library, unknown, 0, 2).0,
+        4,
+        "is not one that this process has created",
+    );
     // SAFETY: without arguments, or with a handle that is checked.
     unsafe {
-        refused((library.functions().group_end)(), 5, "ncclGroupEnd without ncclGroupStart");
+        refused(library, (library.functions().group_end)(), 5, "without ncclGroupStart");
         assert_eq!((library.functions().comm_abort)(unfinished), Status::SUCCESS);
-        refused((library.functions().comm_destroy)(unfinished), 1, "communicator");
+        refused(library, (library.functions().comm_destroy)(unfinished), 1, "communicator");
     }
 }
 
