@@ -269,6 +269,13 @@ fn misuse_is_refused() {
         4,
         "is not one that this process has created",
     );
+    // An `ncclConfig_t` of 32 bytes: size, magic, version, blocking, cgaClusterSize, minCTAs and maxCTAs.
+    let magic = 0xcafe_beef_u32 as i32;
+    let mut config = [32, 0, magic, 21903, 0, i32::MIN, 8, i32::MIN];
+    let (init, mut none) = (library.functions().comm_init_rank_config, ptr::null_mut());
+    // SAFETY: the pointers are valid.
+    let status = unsafe { init(&mut none, 2, id, 1, config.as_mut_ptr().cast()) };
+    refused(library, status, 4, "minCTAs 8 is above maxCTAs");
     // SAFETY: without arguments, or with a handle that is checked.
     unsafe {
         refused(library, (library.functions().group_end)(), 5, "without ncclGroupStart");
