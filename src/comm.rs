@@ -91,7 +91,7 @@ fn comm_of_threads(arguments: &CommArguments, cpu: &Device) -> anyhow::Result<()
 
 fn over_nccl(rank: &dyn Rank, gpu: Device, max_bytes: usize) -> Result<()> {
     let rank = NcclRank::new(rank, gpu)?;
-    run(&rank, "nccl", &conformance::checks_over_nccl(false), max_bytes)
+    run(&rank, &rank.library(), &conformance::checks_over_nccl(false), max_bytes)
 }
 
 /// Checks and measures the collectives, on every rank. Rank 0 prints.

@@ -21,6 +21,9 @@ pub(crate) struct LaunchArguments {
     /// Also write the output of each rank to a file in this folder: DIR/rank-N.log.
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
+    /// When a rank fails, start all anew, up to N times; `meshgrad train` then resumes from its last checkpoint.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: usize,
     /// After `--`: the program and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -32,7 +35,8 @@ pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<ExitCode> {
         ended: "ended; ranks that do not end now are killed after 30 seconds",
     })?;
     stop.has_started.store(true, Ordering::Relaxed);
-    let mut launch = Launch::new(arguments.ranks, arguments.command.clone())?;
+    let mut launch =
+        Launch::new(arguments.ranks, arguments.command.clone())?.restarts(arguments.restarts);
     if let Some(dir) = &arguments.log_dir {
         launch = launch.log_dir(dir);
     }

@@ -114,6 +114,9 @@ impl Run {
     fn train_over_nccl(&self, rank: &dyn Rank, gpu: &Device) -> Result<Summary, Error> {
         let is_tree = self.config.train.reduction == SumOrder::Tree;
         let rank = NcclRank::new(rank, gpu.clone())?.tree(is_tree);
+        if rank.rank() == 0 {
+            eprintln!("{}", rank.library());
+        }
         qwen3::train(self.session(rank.device(), Some(&rank)))
     }
 

@@ -26,7 +26,7 @@ pub use crate::core::completion::Completion;
 pub use crate::core::device::{Device, Properties, Work};
 pub use crate::core::dtype::{Bool, DType, Element, Float, Wide};
 pub use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
-pub use crate::core::graph::Graph;
+pub use crate::core::graph::{Graph, after_launches};
 pub use crate::core::key::{Key, Region, RegionKey};
 pub use crate::core::layout::Layout;
 pub use crate::core::lent::{Lent, LentInPlace, LentMut};

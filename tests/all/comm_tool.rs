@@ -29,8 +29,11 @@ fn comm_checks_nccl_between_threads_and_processes() {
     let threads = Output::of(threads.env("MESHGRAD_EMULATOR_DEVICES", "2")).success();
     let launched = ["launch", "-n", "3", "--", MESHGRAD];
     let processes = dir.succeeds(&[&launched[..], &arguments].concat());
-    assert!(threads.contains("2 ranks over nccl, each with emulator:0"), "{threads}");
-    assert!(processes.contains("3 ranks over nccl, each with emulator:0"), "{processes}");
+    for (output, ranks) in
+        [(&threads, "2 ranks over NCCL 2.28.7 ("), (&processes, "3 ranks over NCCL 2.28.7 (")]
+    {
+        assert!(output.contains(ranks) && output.contains("), each with emulator:0"), "{output}");
+    }
     assert!(processes.contains("bit for bit as expected"), "{processes}");
 
     for (arguments, expected) in [

@@ -403,50 +403,53 @@ fn damage_that_one_rank_sees_is_skipped_by_all() {
     }
 }
 
-/// If a rank is killed at any moment, the newest checkpoint is whole, and the run continues from it
-/// with the bits of a run that nothing interrupted.
+/// If a rank is killed at any moment, the newest checkpoint is whole, and the restarted run continues from it with the
+/// bits of a run that nothing interrupted.
 #[test]
 fn killed_ranks_lose_nothing_that_was_saved() {
-    for mesh in ["parallel.dp_shard=3", "parallel.pp=3"] {
-        kill_ranks(mesh);
+    let over_nccl = ["--device", "emulator", "--transport", "nccl"];
+    for (mesh, on) in [("dp_shard=3", &[][..]), ("pp=3", &[]), ("dp_shard=3", &over_nccl)] {
+        kill_ranks(&format!("parallel.{mesh}"), on);
     }
 }
 
-fn kill_ranks(mesh: &str) {
-    let repetitions: u64 = std::env::var(KILLS).map_or(2, |count| count.parse().unwrap());
+fn kill_ranks(mesh: &str, on: &[&str]) {
+    let kills: usize = std::env::var(KILLS).map_or(2, |count| count.parse().unwrap());
     let dir = TestDir::with_run(CONFIG);
-    let sets = ["train.steps=60", "log.tensorboard=false", "sample.every=0", mesh];
+    let steps = format!("train.steps={}", 20 + 8 * kills);
+    let sets = [&steps, "log.tensorboard=false", "sample.every=0", mesh];
     let sets = sets.map(|set| ["--set", set]).concat();
-    let in_run = |run: &'static str| [&["--run-dir", run], &sets[..]].concat();
-    Output::of(&mut launch(&dir, "3", &in_run("whole"))).success();
+    let restarts = kills.to_string();
+    let train = |run: &str| {
+        let own =
+            ["launch", "-n", "3", "--restarts", &restarts, "--", MESHGRAD, "train", "small.toml"];
+        dir.command(&[&own, &["--run-dir", run][..], &sets, on].concat())
+    };
+    Output::of(&mut train("whole")).success();
 
-    let (mut killed, mut resumed) = (0, 0);
     let run = dir.path("run");
-    for repetition in 0..repetitions {
-        let launcher = start(&mut launch(&dir, "3", &in_run("run")));
+    let launcher = train("run").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    for kill in 0..kills {
         let from = losses_or_none(&run).len();
-        wait_for_steps(&run, (from + 1 + repetition as usize % 7).min(59));
-        thread::sleep(Duration::from_micros(repetition * 7919 % 20_000));
+        wait_for_steps(&run, from + 1 + kill % 7);
+        thread::sleep(Duration::from_micros(kill as u64 * 7919 % 20_000));
         // The first one is the guard of the others.
-        let victims = children(launcher.id());
-        if let Some(victim) = victims.get(1 + repetition as usize % 3) {
+        if let Some(victim) = children(launcher.id()).get(1 + kill % 3) {
             signal(*victim, "KILL");
-            killed += 1;
         }
-        let ended = launcher.wait_with_output().unwrap();
         if let Some(newest) = newest(&run) {
             newest.verify().unwrap();
         }
-        if ended.status.success() {
-            compare_and_remove(&dir);
-        } else {
-            resumed += 1;
-        }
     }
-    Output::of(&mut launch(&dir, "3", &in_run("run"))).success();
+    let ended = launcher.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(ended.status.success(), "{said}");
+    assert!(said.contains("failed with exit code 137; restart 1 of "), "{said}");
     compare_and_remove(&dir);
-    assert!(killed > 0 && resumed > 0, "{killed} killed, {resumed} resumed");
-    println!("{mesh}: {killed} ranks were killed, {resumed} runs resumed from a whole checkpoint");
+    println!(
+        "{mesh} {on:?}: {kills} ranks killed, {} restarts",
+        said.matches("; restart ").count()
+    );
 }
 
 /// Compares the finished run with the uninterrupted one, and removes it.

@@ -1,5 +1,6 @@
 //! A communicator of one rank, and the calls that it enqueues.
 
+use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use meshgrad_error::{Result, bail, ensure, error};
 use meshgrad_mesh::GroupOptions;
-use meshgrad_runtime::{DType, GpuSlice, GpuSliceMut, StreamWork};
+use meshgrad_runtime::{DType, GpuSlice, GpuSliceMut, StreamWork, is_capturing};
 
 use crate::functions::{Handle, Stream};
 use crate::{Config, Library, Status, UniqueId, Version};
@@ -28,7 +29,12 @@ pub struct Communicator {
     size: usize,
     /// `None` once it was aborted.
     handle: Mutex<Option<Raw>>,
+    /// What has run outside of graphs.
+    known: Mutex<HashSet<Known>>,
 }
+
+/// The name of a call, its root or peer, and for a collective its number of elements.
+type Known = (&'static str, usize, usize);
 
 #[derive(Clone, Copy, Debug)]
 struct Raw(Handle);
@@ -59,7 +65,8 @@ impl Communicator {
         if status != Status::IN_PROGRESS {
             library.check(status, "ncclCommInitRankConfig")?;
         }
-        Ok(Communicator { library, size, handle: Mutex::new(Some(Raw(handle))) })
+        let handle = Mutex::new(Some(Raw(handle)));
+        Ok(Communicator { library, size, handle, known: Mutex::default() })
     }
 
     /// Whether all ranks have come, and the last call is not in progress.
@@ -70,11 +77,22 @@ impl Communicator {
         self.poll(self.open(&self.lock())?)
     }
 
-    /// Enqueues `calls` on the stream of `work`, as one group: they start together.
+    /// Checks for errors that NCCL found later than the call, such as a failed network; none once it was aborted.
     ///
     /// # Errors
-    /// That of `calls`; when NCCL refuses a call or fails, and when the communicator was aborted.
+    /// That error.
+    pub fn check(&self) -> Result<()> {
+        self.lock().map_or(Ok(()), |raw| self.poll(raw).map(drop))
+    }
+
+    /// Enqueues `calls` on the stream of `work`, as one group: they start together. During
+    /// [`Device::capture`](meshgrad_runtime::Device::capture), they become part of the graph.
+    ///
+    /// # Errors
+    /// That of `calls`; when NCCL refuses a call or fails, and when the communicator was aborted; during a capture,
+    /// for a call that has not run before: a first one may allocate memory and connect to other ranks.
     pub fn enqueue<'a>(&self, work: &mut StreamWork, calls: &'a [Call<'a>]) -> Result<()> {
+        self.know(calls)?;
         let used = calls.iter().flat_map(Call::slices);
         work.enqueue(used, |stream| {
             let handle = self.lock();
@@ -93,6 +111,24 @@ impl Communicator {
                 other => self.library.check(other, "ncclGroupEnd"),
             }
         })
+    }
+
+    /// Records that `calls` run, or checks that they have run before they are captured.
+    fn know(&self, calls: &[Call<'_>]) -> Result<()> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for call in calls {
+            if !is_capturing() {
+                known.insert(call.known());
+            }
+            ensure!(
+                known.contains(&call.known()),
+                Invalid,
+                "{} during Device::capture: NCCL may allocate memory and connect to other ranks for it; run the same \
+                 work once before the capture",
+                call.known().0
+            );
+        }
+        Ok(())
     }
 
     /// Starts a call of the open group.
@@ -253,6 +289,20 @@ impl<'a> Call<'a> {
             | Call::Recv(_, rank) => *rank,
             _ => 0,
         }
+    }
+
+    fn known(&self) -> Known {
+        let elements = self.part().elements();
+        let (name, elements) = match self {
+            Call::AllReduce(..) => ("all_reduce", elements),
+            Call::ReduceScatter(..) => ("reduce_scatter", elements),
+            Call::AllGather(..) => ("all_gather", elements),
+            Call::Reduce(..) => ("reduce", elements),
+            Call::Broadcast(..) => ("broadcast", elements),
+            Call::Send(..) => ("send", 0),
+            Call::Recv(..) => ("recv", 0),
+        };
+        (name, self.rank(), elements)
     }
 
     fn slices(&self) -> impl Iterator<Item = &GpuSlice<'a>> {

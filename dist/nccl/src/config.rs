@@ -1,5 +1,6 @@
 //! The configuration of a communicator.
 
+use std::env;
 use std::ffi::{CString, c_char, c_void};
 use std::mem::offset_of;
 use std::ptr;
@@ -75,7 +76,8 @@ const NOTHING_SET: Layout = Layout {
     nvls_host_mode: UNSET,
 };
 
-/// How a communicator is created: without blocking the thread, and with the options of its group.
+/// How a communicator is created: without blocking the thread, with the options of its group, and, from 2.31 on, with
+/// the program's order of launches on each GPU.
 #[derive(Debug)]
 pub struct Config {
     layout: Layout,
@@ -112,6 +114,7 @@ impl Config {
             rma_contexts: number(options.rma_contexts),
             max_p2p_peers: number(options.max_p2p_peers),
             graph_stream_ordering: switch(options.graph_stream_ordering),
+            launch_order_implicit: 1,
             ..NOTHING_SET
         };
         Config { layout, _net_name: net_name }
@@ -154,4 +157,27 @@ impl Config {
         ];
         (fields, size_of::<Layout>())
     }
+}
+
+/// Variables of the environment that NCCL prefers to the configuration.
+const OVERRIDES: [&str; 13] = [
+    "NCCL_COMM_BLOCKING",
+    "NCCL_CGA_CLUSTER_SIZE",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_NET",
+    "NCCL_COMM_SPLIT_SHARE_RESOURCES",
+    "NCCL_IB_TC",
+    "NCCL_COLLNET_ENABLE",
+    "NCCL_CTA_POLICY",
+    "NCCL_NVLS_NCHANNELS",
+    "NCCL_NCHANNELS_PER_NET_PEER",
+    "NCCL_GRAPH_MIXING_SUPPORT",
+    "NCCL_LAUNCH_ORDER_IMPLICIT",
+];
+
+/// The variables of the environment that override options of groups, as `NAME=value`.
+pub fn overrides() -> Vec<String> {
+    let set = OVERRIDES.iter().filter_map(|name| Some((name, env::var(name).ok()?)));
+    set.map(|(name, value)| format!("{name}={value}")).collect()
 }

@@ -12,7 +12,7 @@ mod status;
 mod version;
 
 pub use communicator::{Call, Communicator};
-pub use config::Config;
+pub use config::{Config, overrides};
 pub use functions::{Functions, Handle, UniqueId};
 pub use library::Library;
 pub use status::Status;

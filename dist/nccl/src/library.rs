@@ -15,6 +15,11 @@ const VARIABLE: &str = "MESHGRAD_NCCL";
 /// NVIDIA's packages and wheels have the first one, developer packages also the second.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
+/// From this version on, this variable asks for the program's order of launches, and from the next on the configuration.
+const LAUNCHES_IN_ORDER: Version = Version { major: 2, minor: 26, patch: 0 };
+const LAUNCH_ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
+const CONFIGURED_ORDER: Version = Version { major: 2, minor: 31, patch: 0 };
+
 /// An open library.
 #[derive(Debug)]
 pub struct Library {
@@ -106,6 +111,13 @@ impl Library {
         self.version
     }
 
+    /// Whether each GPU starts its collectives in the order of the program, on whatever streams. Otherwise a GPU may
+    /// start those of two communicators in another order than its peer, and both wait.
+    pub fn orders_launches(&self) -> bool {
+        let asks = || env::var(LAUNCH_ORDER).is_ok_and(|it| it == "1");
+        self.version >= CONFIGURED_ORDER || (self.version >= LAUNCHES_IN_ORDER && asks())
+    }
+
     /// A new id, for one communicator. A thread of this process serves it until all ranks have joined.
     ///
     /// # Errors
@@ -135,6 +147,15 @@ impl Library {
         let (path, version) = (self.path.display(), self.version);
         let what = format!("{function} of {path} ({version}): {}{message}", self.text(status));
         Err(Error::new(status.kind(), what))
+    }
+
+    /// Such as `NCCL 2.30.7 (libnccl.so.2)`, and the variables that [override](crate::overrides) the options of groups.
+    pub fn describe(&self) -> String {
+        let library = format!("NCCL {} ({})", self.version, self.path.display());
+        match crate::overrides() {
+            set if set.is_empty() => library,
+            set => format!("{library}; options of groups are overridden by {}", set.join(", ")),
+        }
     }
 
     /// The library's own text for a result.

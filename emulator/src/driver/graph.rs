@@ -6,6 +6,8 @@ use super::context::ContextHandle;
 use super::error::{Code, Result};
 use super::event::{EventHandle, Point};
 use super::handles::{Handle, Named};
+use super::nccl::call::Action;
+use super::nccl::world::CommunicatorHandle;
 use super::schedule::Ticket;
 use super::stream::StreamHandle;
 use super::work::Work;
@@ -40,6 +42,8 @@ pub(crate) enum NodeKind {
     Wait(EventHandle),
     Allocate(u64),
     Free(u64),
+    /// Calls of a communicator that start together. Each launch calls them anew.
+    Calls(CommunicatorHandle, Arc<[Action]>),
 }
 
 /// An instantiated graph.
@@ -69,6 +73,13 @@ impl Executable {
     /// Whether any of its operations belongs to a context.
     pub(crate) fn is_of(&self, context: ContextHandle) -> bool {
         self.nodes.iter().any(|node| node.context == context)
+    }
+
+    /// Whether it calls a communicator.
+    pub(crate) fn calls(&self, communicator: CommunicatorHandle) -> bool {
+        let is_call =
+            |node: &Node| matches!(node.kind, NodeKind::Calls(handle, _) if handle == communicator);
+        self.nodes.iter().any(is_call)
     }
 }
 
@@ -161,7 +172,10 @@ impl Driver {
         let (stream, _) = state.stream(raw)?;
         match state.streams.get(stream)?.capture {
             Some(_) => state.capture_graph(handle, stream)?,
-            None => state.enqueue_graph(handle, stream)?,
+            None => {
+                let enqueued = state.enqueue_graph(handle, stream);
+                enqueued.inspect_err(|_| self.changed.notify_all())?; // contexts may have failed
+            }
         }
         self.run_submitted(state, stream)
     }
@@ -225,6 +239,14 @@ impl State {
     fn enqueue_node(&mut self, node: &Node, mut after: Vec<Ticket>) -> Result<Ticket> {
         let work = match &node.kind {
             NodeKind::Work(work) => work.clone(),
+            NodeKind::Calls(communicator, actions) => {
+                let enqueued =
+                    self.enqueue_calls(*communicator, actions, true, node.context, after);
+                return enqueued.map_err(|refusal| {
+                    self.fail_for(&refusal);
+                    Code::LaunchFailed.because(refusal.message)
+                });
+            }
             NodeKind::Allocate(_) | NodeKind::Free(_) => Work::Join,
             NodeKind::Wait(event) => {
                 after.extend(self.ticket_of(*event)?);

@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::thread;
 
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr};
 use meshgrad_mesh::GroupOptions;
 use meshgrad_nccl::{Config, Functions, Handle, Library, Status, UniqueId};
@@ -239,6 +240,36 @@ pub(crate) fn refused_beside_rank_0(library: &Library, id: UniqueId) {
     refused(library, begin(library, id, 0, 2).0, 5, "exists already");
     refused(library, begin(library, id, 1, 3).0, 4, "has 2 ranks for others, and 3 for rank 1");
     refused(library, begin(library, id, 2, 2).0, 4, "rank 2 is not below the 2 ranks");
+}
+
+/// One rank captures a call, which the other one makes without a graph.
+#[test]
+fn a_graph_of_some_ranks_is_found() {
+    let failed = on_ranks(2, |rank| {
+        if rank.rank == 1 {
+            reduces(rank, rank.communicator, 4);
+            return rank.stream.synchronize().is_err();
+        }
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let buffer = rank.stream.clone_htod(&[1.0f32; 8]).unwrap();
+        let (at, _at) = buffer.device_ptr(&rank.stream);
+        rank.stream.begin_capture(mode).unwrap();
+        let (at, stream) = (at as *mut c_void, rank.stream.cu_stream().cast());
+        // SAFETY: the buffer has eight elements, and outlives the graph.
+        let status = unsafe {
+            (rank.functions().all_reduce)(at, at, 4, F32, SUM, rank.communicator, stream)
+        };
+        assert_eq!(status, Status::SUCCESS);
+        let graph = rank.stream.end_capture(flags).unwrap().unwrap();
+        // SAFETY: the communicator is not used otherwise.
+        let destroyed = unsafe { (rank.functions().comm_destroy)(rank.communicator) };
+        let message = rank.library.check(destroyed, "it").unwrap_err().to_string();
+        assert!(message.contains("is destroyed before graphs that call it"), "{message}");
+        graph.launch().is_err() | rank.stream.synchronize().is_err()
+    });
+    assert_eq!(failed, [true; 2]);
+    assert!(emulated::report().contains("all_reduce(f32 x 4, sum) in a graph"));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! CUDA graphs: GPU work that is captured once and then launched as a whole.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use meshgrad_error::{ensure, error};
@@ -10,7 +11,7 @@ use crate::core::storage::{Storage, busy};
 use crate::core::stream::{self, ScopeGuard};
 use crate::core::stream_uses::Access;
 use crate::driver::{Capture, Gpu, Pool, RawGraph};
-use crate::{Device, Error, Result};
+use crate::{Device, Error, Result, StreamEvent};
 
 /// Work that [`Device::capture`] captured, and its results.
 ///
@@ -29,6 +30,22 @@ struct Recorded {
     raw: Option<RawGraph>,
     /// Storages that the work uses and did not create.
     used: Vec<Used>,
+    /// What is called after each launch. Dropped last: libraries keep here what the work uses.
+    launched: Vec<Launched>,
+}
+
+/// Called with the end of a launch.
+type Launched = Box<dyn FnMut(&StreamEvent) + Send>;
+
+thread_local! {
+    /// For the graph that this thread is capturing.
+    static LAUNCHED: RefCell<Vec<Launched>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls `launched` after each launch of the graph that this thread is capturing, with the end of the launch. For
+/// libraries that must know when their captured work runs. It is dropped after the captured work.
+pub fn after_launches(launched: impl FnMut(&StreamEvent) + Send + 'static) {
+    LAUNCHED.with_borrow_mut(|all| all.push(Box::new(launched)));
 }
 
 struct Used {
@@ -83,7 +100,15 @@ impl Device {
 
         // The order matters: locals are dropped in reverse order, even if `work` panics.
         let id = self.next_graph();
-        let mut recorded = Recorded { device: self.clone(), id, raw: None, used: Vec::new() };
+        let launched = LAUNCHED.take(); // of a capture that ended in a panic
+        drop(launched);
+        let mut recorded = Recorded {
+            device: self.clone(),
+            id,
+            raw: None,
+            used: Vec::new(),
+            launched: Vec::new(),
+        };
         let capture = self.gpu().map(Gpu::capture).transpose();
         let capture = capture?;
         let pool = Pool { graph: id, ..Pool::default() };
@@ -91,6 +116,7 @@ impl Device {
         let scope = ScopeGuard::new(self, pool, stream);
 
         let results = work();
+        recorded.launched = LAUNCHED.take();
         let used = scope.leave()?.into_used();
         let results = results?;
         let used = used.into_iter().map(|(storage, access)| {
@@ -111,9 +137,9 @@ impl<T> Graph<T> {
     /// Inside a capture or [`with_stream`](crate::with_stream), and when a tensor that the graph
     /// uses has [slept](Tensor::sleep) since; while it sleeps; while a [`Pending`](crate::Pending)
     /// uses a mutable tensor that the graph writes, or writes one that the graph reads; when the
-    /// driver fails.
+    /// driver fails, or the device [has failed](Device::fail).
     pub fn launch(&mut self) -> Result<()> {
-        let Recorded { device, raw, used, .. } = &mut self.recorded;
+        let Recorded { device, raw, used, launched, .. } = &mut self.recorded;
         ensure!(
             stream::pool(device) == Pool::default(),
             Invalid,
@@ -121,10 +147,16 @@ impl<T> Graph<T> {
              outside"
         );
         used.iter().try_for_each(Used::check)?;
-        match (raw, device.gpu()) {
-            (Some(raw), Some(gpu)) => raw.launch(gpu.base()),
-            _ => Ok(()),
+        let (Some(raw), Some(gpu)) = (raw, device.gpu()) else {
+            return Ok(());
+        };
+        gpu.check()?;
+        raw.launch(gpu.base())?;
+        if !launched.is_empty() {
+            let end = StreamEvent::new(Some(gpu.base().record()?));
+            launched.iter_mut().for_each(|it| it(&end));
         }
+        Ok(())
     }
 
     /// The results of the work. Their values change with every launch.

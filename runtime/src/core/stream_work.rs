@@ -9,13 +9,14 @@
 //! stream: tensors that the work allocates stay within it, so no other stream uses them.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
-use meshgrad_error::{bail, ensure};
+use meshgrad_error::bail;
 
 use crate::Result;
 use crate::core::gpu_slice::GpuSlice;
-use crate::core::stream::{self, Join, Scope, ScopeGuard, Stream};
+use crate::core::stream::{Join, Scope, ScopeGuard, Stream};
 use crate::driver::Event;
 
 /// Work that has begun on a stream and may still be enqueued, by any thread.
@@ -28,34 +29,33 @@ pub struct StreamWork {
     thread: ThreadId,
 }
 
-/// A point in the work of a stream; nothing on a CPU device.
-pub struct StreamEvent(Option<Event>);
+/// A point in the work of a stream; nothing on a CPU device. Cheap to clone.
+#[derive(Clone)]
+pub struct StreamEvent(Option<Arc<Event>>);
 
 impl StreamEvent {
+    pub(crate) fn new(event: Option<Event>) -> StreamEvent {
+        StreamEvent(event.map(Arc::new))
+    }
+
     /// Whether the work before it is done.
     ///
     /// # Errors
     /// When the driver fails, also because of that work.
     pub fn is_done(&self) -> Result<bool> {
-        self.0.as_ref().map_or(Ok(true), Event::is_done)
+        self.0.as_ref().map_or(Ok(true), |event| event.is_done())
     }
 }
 
 impl StreamWork {
     /// Begins work on `stream`. The tensors that `lend` lends
-    /// ([`Tensor::lend`](crate::Tensor::lend)) are used by the work until it is waited for.
+    /// ([`Tensor::lend`](crate::Tensor::lend)) are used by the work until it is waited for. During
+    /// [`Device::capture`](crate::Device::capture), this thread enqueues the work and waits for it.
     ///
     /// # Errors
-    /// The error of `lend`; when the driver fails, and inside
-    /// [`Device::capture`](crate::Device::capture).
+    /// The error of `lend`; when the driver fails.
     pub fn begin<T>(stream: &Stream, lend: impl FnOnce() -> Result<T>) -> Result<(StreamWork, T)> {
-        ensure!(
-            !stream::is_capturing(),
-            Invalid,
-            "collective during Device::capture: a graph cannot contain work that other threads \
-             enqueue; start it before or after the capture"
-        );
-        let ready = StreamEvent(stream.enclosing_event()?);
+        let ready = StreamEvent::new(stream.enclosing_event()?);
         let guard = stream.enter().of_stream_work();
         let lent = lend();
         let work =
@@ -87,7 +87,7 @@ impl StreamWork {
     /// As [`StreamWork::wait_for`].
     pub fn event(&self) -> Result<StreamEvent> {
         let stream = self.scope.as_ref().and_then(Scope::raw);
-        Ok(StreamEvent(stream.map(|it| it.record()).transpose()?))
+        Ok(StreamEvent::new(stream.map(|it| it.record()).transpose()?))
     }
 
     /// Runs `enqueue` with the stream as the current stream of this thread.

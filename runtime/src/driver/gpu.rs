@@ -243,7 +243,8 @@ impl Gpu {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
     }
 
-    fn check(&self) -> Result<()> {
+    /// The failure of the device, if it has failed.
+    pub(crate) fn check(&self) -> Result<()> {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.as_ref().map_or(Ok(()), |reason| Err(reason.clone()))
     }

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Scope};
 
 use meshgrad_error::{Result, ensure, error};
@@ -24,7 +24,11 @@ pub struct Launch {
     ranks: usize,
     command: Vec<OsString>,
     log_dir: Option<PathBuf>,
+    restarts: usize,
 }
+
+/// What processes return if their arguments are wrong.
+const USAGE: u8 = 2;
 
 impl Launch {
     /// `ranks` processes of `command`: a program and its arguments.
@@ -34,7 +38,7 @@ impl Launch {
     pub fn new(ranks: usize, command: Vec<OsString>) -> Result<Launch> {
         ensure!(ranks > 0, Invalid, "a world needs at least 1 rank");
         ensure!(!command.is_empty(), Invalid, "there is no command; pass one after `--`");
-        Ok(Launch { ranks, command, log_dir: None })
+        Ok(Launch { ranks, command, log_dir: None, restarts: 0 })
     }
 
     /// Also writes the output of each rank to a file `rank-N.log` in this folder, which is created if
@@ -42,6 +46,14 @@ impl Launch {
     #[must_use]
     pub fn log_dir(mut self, dir: impl Into<PathBuf>) -> Launch {
         self.log_dir = Some(dir.into());
+        self
+    }
+
+    /// When a process fails, starts all anew, up to `restarts` times; not after exit code 2, which says that the
+    /// arguments are wrong.
+    #[must_use]
+    pub fn restarts(mut self, restarts: usize) -> Launch {
+        self.restarts = restarts;
         self
     }
 
@@ -61,13 +73,37 @@ impl Launch {
         stderr: impl Write + Send,
     ) -> Result<Ended> {
         let logs = self.logs()?;
+        let outputs = (Mutex::new(stdout), Mutex::new(stderr));
+        for restart in 1..=self.restarts {
+            match self.run_once(stop, &outputs, &logs)? {
+                Ended::Failed { rank, code } if code != USAGE => {
+                    let to = outputs.1.lock();
+                    let _ = writeln!(
+                        // a closed pipe does not end the ranks
+                        to.unwrap_or_else(PoisonError::into_inner),
+                        "rank {rank} failed with exit code {code}; restart {restart} of {}",
+                        self.restarts
+                    );
+                }
+                ended => return Ok(ended),
+            }
+        }
+        self.run_once(stop, &outputs, &logs)
+    }
+
+    /// Runs the processes until they end.
+    fn run_once(
+        &self,
+        stop: &AtomicBool,
+        outputs: &(Mutex<impl Write + Send>, Mutex<impl Write + Send>),
+        logs: &[Mutex<File>],
+    ) -> Result<Ended> {
         let secret = Secret::random()?;
         let failure = FailureFile::new(&text(&Secret::random()?)[..16]);
         let mut children = self.start(&secret, failure.path())?;
-        let outputs = (Mutex::new(stdout), Mutex::new(stderr));
         let (ended, running) = io::pipe().map_err(system("no pipe"))?;
         thread::scope(|scope| {
-            let copied = self.copy_outputs(scope, &mut children, &outputs, &logs, &ended);
+            let copied = self.copy_outputs(scope, &mut children, outputs, logs, &ended);
             let copied = copied.map_err(system("a thread could not be started"));
             let result = copied.and_then(|()| {
                 let waited = children.wait(stop, || failure.rank());

@@ -1,18 +1,20 @@
 //! A communicator of one rank.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock};
 
 use meshgrad_collectives::{Collective, Communicator, Operands, Peer, Request};
-use meshgrad_error::error;
+use meshgrad_error::{ensure, error};
 use meshgrad_mesh::Group;
 use meshgrad_nccl::{Call as RawCall, Communicator as Raw};
-use meshgrad_runtime::{Device, LentMut, Pending, Result, Stream, StreamEvent, StreamWork, Tensor};
+use meshgrad_runtime::{
+    Device, LentMut, Pending, Result, Stream, StreamWork, Tensor, after_launches, is_capturing,
+};
 
 use super::created::Created;
 use super::settings::Settings;
 use super::steps::{Memory, Part};
 use super::watch::{Call, CallProgress, Watch};
-use crate::contribution::{Contribution, Work};
+use crate::contribution::{Contribution, Tensors, Work};
 use crate::local::LocalCommunicator;
 
 /// A communicator over NCCL. Cheap to clone; clones are the same communicator.
@@ -35,7 +37,8 @@ struct Member {
 struct LentCall {
     request: Request,
     contribution: Contribution,
-    progress: Arc<CallProgress>,
+    /// `None` if it is captured, and not called yet.
+    progress: Option<Arc<CallProgress>>,
 }
 
 impl NcclCommunicator {
@@ -46,7 +49,7 @@ impl NcclCommunicator {
         watch: Arc<Watch>,
     ) -> Result<NcclCommunicator> {
         let own = LocalCommunicator::alone(ranks.rank(), &settings.device)?;
-        let stream = OnceLock::new();
+        let stream = settings.stream.clone().map_or_else(OnceLock::new, OnceLock::from);
         Ok(NcclCommunicator(Arc::new(Member { ranks, created, settings, watch, stream, own })))
     }
 
@@ -60,56 +63,66 @@ impl NcclCommunicator {
 
     fn lend(&self, request: Request, operands: Operands) -> Result<LentCall> {
         let contribution = Contribution::lend_on(self.stream()?, operands, &request)?;
-        Ok(LentCall { request, contribution, progress: Arc::default() })
+        let progress = (!is_capturing()).then(Arc::default);
+        Ok(LentCall { request, contribution, progress })
     }
 
     /// Tells the other ranks of calls, and enqueues them as one group.
     fn begin(&self, calls: &[LentCall]) -> Result<()> {
-        let Member { ranks, created, settings, watch, .. } = &*self.0;
+        let Member { created, settings, watch, .. } = &*self.0;
         watch.check()?;
         let raw = created.get()?;
-        for call in calls {
-            let (request, progress) = (call.request.clone(), call.progress.clone());
-            watch.call(Call { ranks: ranks.clone(), request, progress });
+        if is_capturing() {
+            return self.capture(raw, calls);
         }
+        let told = calls.iter().filter_map(|call| Some((call, call.progress.clone()?)));
+        told.clone().for_each(|(call, progress)| self.tell(&call.request, progress));
         // A call that the others know of and that was not enqueued ends the communicator.
         let enqueued = self.enqueue(raw, calls);
         let failed = |error| watch.check().err().unwrap_or_else(|| watch.fail(error));
         enqueued.map_err(failed)?;
-        for call in calls.iter().filter(|it| settings.is_strict && it.request.peer.is_none()) {
-            call.progress.called.wait()?;
-        }
+        let mut awaited = told.filter(|(it, _)| settings.is_strict && it.request.peer.is_none());
+        awaited.try_for_each(|(_, progress)| progress.called.wait())
+    }
+
+    /// Enqueues calls into a graph. Each of its launches tells the other ranks of them.
+    fn capture(&self, raw: &Raw, calls: &[LentCall]) -> Result<()> {
+        self.enqueue(raw, calls)?;
+        let requests: Vec<Request> = calls.iter().map(|it| it.request.clone()).collect();
+        let this = self.clone(); // the communicator must outlive the graph
+        after_launches(move |end| {
+            for request in &requests {
+                this.tell(request, Arc::new(CallProgress::until(Some(end.clone()))));
+            }
+        });
         Ok(())
     }
 
+    fn tell(&self, request: &Request, progress: Arc<CallProgress>) {
+        let (ranks, request) = (self.0.ranks.clone(), request.clone());
+        self.0.watch.call(Call { ranks, request, progress });
+    }
+
+    fn part<'a>(&self, call: &'a LentCall) -> Part<'a> {
+        Part::of(&call.request, [self.index(), self.size()], self.0.settings.is_tree)
+    }
+
     fn enqueue(&self, raw: &Raw, calls: &[LentCall]) -> Result<()> {
-        let place = [self.index(), self.size()];
         let mut tensors: Vec<_> = calls.iter().map(|it| it.contribution.lock()).collect();
-        let mut works = Vec::with_capacity(calls.len());
-        for tensors in &mut tensors {
-            if let Work::Begun(work) = std::mem::replace(&mut tensors.work, Work::None) {
-                work.wait_for(work.ready())?;
-                works.push(work);
-            }
-        }
-        let parts: Vec<Part<'_>> =
-            calls.iter().map(|it| Part::of(&it.request, place, self.0.settings.is_tree)).collect();
+        let mut works = begun(&mut tensors)?;
         let mut scratch: Vec<Option<LentMut>> = Vec::with_capacity(calls.len());
-        for ((part, tensors), work) in parts.iter().zip(&mut tensors).zip(&mut works) {
-            scratch.push(part.scratch(tensors, work)?);
+        for ((call, tensors), work) in calls.iter().zip(&mut tensors).zip(&mut works) {
+            scratch.push(self.part(call).scratch(tensors, work)?);
         }
         let memory = tensors.iter_mut().zip(&mut scratch);
-        let memory: Vec<Memory<'_>> =
-            memory.map(|(it, scratch)| Memory::new(it, scratch)).collect();
-        let steps = || parts.iter().zip(&memory);
-        together(raw, &mut works, steps().map(|(part, memory)| part.first(memory)))?;
-        for ((part, memory), work) in steps().zip(&mut works) {
-            work.run(|| part.reduce(memory))?;
-        }
-        together(raw, &mut works, steps().map(|(part, memory)| part.last(memory)))?;
-        drop(memory);
+        let memory = memory.map(|(it, scratch)| Memory::new(it, scratch));
+        let steps: Vec<_> = calls.iter().map(|call| self.part(call)).zip(memory).collect();
+        run(raw, &steps, &mut works)?;
+        drop(steps);
         for ((call, tensors), work) in calls.iter().zip(&mut tensors).zip(works) {
-            let _ = call.progress.end.set(Some(work.event()?)); // set only here
+            if let Some(progress) = &call.progress {
+                let _ = progress.end.set(Some(work.event()?)); // set only here
+            }
             tensors.work = Work::Enqueued(work.finish()?);
         }
         Ok(())
@@ -127,12 +140,37 @@ impl NcclCommunicator {
     /// A collective without tensors: only the host waits for it.
     fn barrier(&self, request: Request) -> Result<Pending<Option<Tensor>>> {
         self.0.watch.check()?;
-        let progress = Arc::new(CallProgress::default());
-        let _ = progress.end.set(None::<StreamEvent>); // it is new
-        let call = Call { ranks: self.0.ranks.clone(), request, progress: progress.clone() };
-        self.0.watch.call(call);
+        ensure!(
+            !is_capturing(),
+            Invalid,
+            "barrier of {} during Device::capture: a graph cannot contain it; call it before or after the capture",
+            self.group()
+        );
+        let progress = Arc::new(CallProgress::until(None));
+        self.tell(&request, progress.clone());
         Ok(Pending::by_host(move || progress.called.wait().map(|()| None)))
     }
+}
+
+/// The work that has begun for each call; it waits for what wrote the operands.
+fn begun(tensors: &mut [MutexGuard<'_, Tensors>]) -> Result<Vec<StreamWork>> {
+    let mut works = Vec::with_capacity(tensors.len());
+    for tensors in tensors {
+        if let Work::Begun(work) = std::mem::replace(&mut tensors.work, Work::None) {
+            work.wait_for(work.ready())?;
+            works.push(work);
+        }
+    }
+    Ok(works)
+}
+
+/// Enqueues all parts: what is moved first, own reductions, what is moved last.
+fn run(raw: &Raw, parts: &[(Part<'_>, Memory<'_>)], works: &mut [StreamWork]) -> Result<()> {
+    together(raw, works, parts.iter().map(|(part, memory)| part.first(memory)))?;
+    for ((part, memory), work) in parts.iter().zip(&mut *works) {
+        work.run(|| part.reduce(memory))?;
+    }
+    together(raw, works, parts.iter().map(|(part, memory)| part.last(memory)))
 }
 
 /// Enqueues the calls of several collectives as one group.
@@ -163,6 +201,10 @@ impl Communicator for NcclCommunicator {
 
     fn device(&self) -> &Device {
         &self.0.settings.device
+    }
+
+    fn can_capture(&self) -> bool {
+        true
     }
 
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {

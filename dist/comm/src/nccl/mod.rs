@@ -65,7 +65,8 @@ impl<'a> NcclRank<'a> {
             Some(path) => Library::of_emulator(&path)?,
             None => Library::open()?,
         };
-        let settings = Settings { device, library, is_strict: false, is_tree: false };
+        let stream = (!library.orders_launches()).then(|| device.stream()).transpose()?;
+        let settings = Settings { device, library, stream, is_strict: false, is_tree: false };
         let watch = Arc::new(Watch::start(base.rank(), &settings.device)?);
         let shares = Arc::new(shares(base, &settings, &watch));
         Ok(NcclRank { base, settings, shares, watch })
@@ -74,6 +75,11 @@ impl<'a> NcclRank<'a> {
     /// Whether [`NcclRank::new`] finds NCCL for real GPUs.
     pub fn is_installed() -> bool {
         Library::open().is_ok()
+    }
+
+    /// The library, and what overrides the options of groups.
+    pub fn library(&self) -> String {
+        self.settings.library.describe()
     }
 
     /// As [`Local::strict`](crate::Local::strict), for groups that are connected later.

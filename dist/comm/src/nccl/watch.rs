@@ -54,6 +54,13 @@ pub(super) struct CallProgress {
     pub(super) end: OnceLock<Option<StreamEvent>>,
 }
 
+impl CallProgress {
+    /// A call whose work ends with `end`.
+    pub(super) fn until(end: Option<StreamEvent>) -> CallProgress {
+        CallProgress { called: Completion::default(), end: OnceLock::from(end) }
+    }
+}
+
 impl Watch {
     pub(super) fn start(rank: usize, device: &Device) -> Result<Watch> {
         let (calls, to_start) = channel();
@@ -127,6 +134,12 @@ impl State {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Checks for errors that NCCL found after a call.
+    fn check_library(&self) -> Result<()> {
+        let open: Vec<Arc<Raw>> = self.lock().iter().filter_map(Weak::upgrade).collect();
+        open.iter().try_for_each(|it| it.check())
+    }
+
     fn fail(&self, reason: Error) -> Error {
         let failure = self.failure.get_or_init(|| reason).clone();
         self.device.fail(failure.clone()); // before aborted work ends
@@ -190,6 +203,7 @@ fn wait_for_end(call: &Call, since: Instant, state: &State) -> Result<()> {
         {
             break;
         }
+        state.check_library()?;
         if let Some(failure) = call.ranks.failure() {
             return Err(failure); // a rank that failed ends none of its work
         }
@@ -205,4 +219,51 @@ fn wait_for_end(call: &Call, since: Instant, state: &State) -> Result<()> {
         thread::sleep(POLL);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use meshgrad_collectives::{Collective, Counts, Fingerprint, Rank, Reduction};
+    use meshgrad_runtime::DType;
+
+    use super::*;
+    use crate::local::Local;
+
+    /// Prints what telling another rank of a call costs the thread that calls: `scripts/prove/nccl-host-cost`.
+    #[test]
+    #[ignore = "a measurement"]
+    fn the_cost_of_telling() {
+        const CALLS: u32 = 1000;
+        let rounds = Local::run(2, |rank| {
+            let group = meshgrad_mesh::Group::new([0, 1])?;
+            let ranks = rank.connector().connect("pair", &group)?;
+            let watch = Watch::start(rank.rank(), rank.device())?;
+            let fingerprint = Fingerprint {
+                collective: Collective::AllReduce,
+                dtype: Some(DType::F32),
+                counts: Counts::Even(1 << 20),
+                reduction: Some(Reduction::Sum),
+                root: None,
+            };
+            let request = Request { fingerprint, peer: None, caller: Location::caller() };
+            let round = |_| {
+                let since = Instant::now();
+                let mut last = Arc::default();
+                for _ in 0..CALLS {
+                    let (ranks, request) = (ranks.clone(), request.clone());
+                    last = Arc::new(CallProgress::until(None));
+                    watch.call(Call { ranks, request, progress: last.clone() });
+                }
+                let each = since.elapsed() / CALLS;
+                last.called.wait().map(|()| each)
+            };
+            (0..20).map(round).collect::<Result<Vec<Duration>>>()
+        });
+        let mut rounds = rounds.unwrap().concat();
+        rounds.sort();
+        let [least, median, most] = [0, rounds.len() / 2, rounds.len() - 1].map(|at| rounds[at]);
+        println!("per call: {least:?} to {most:?}, median {median:?}");
+    }
 }

@@ -53,6 +53,31 @@ fn all_are_stopped_when_one_fails() {
     }
 }
 
+/// Ranks that fail are started anew, and write on to the same files. Wrong arguments would be wrong again.
+#[test]
+fn ranks_are_restarted() {
+    for (restarts, code, starts) in [(3, 7, 3), (1, 7, 2), (3, 2, 1)] {
+        let folder = tempfile::tempdir().unwrap();
+        let count = folder.path().join("count").display().to_string();
+        let script = format!(
+            "echo here; test $RANK = 0 && exit 0
+            echo >> {count}; test $(wc -l < {count}) -ge 3 || exit {code}"
+        );
+        let launch = launch(2, &["sh", "-c", &script]).restarts(restarts).log_dir(folder.path());
+        let (never, mut err) = (AtomicBool::new(false), Vec::new());
+        let ended = launch.run(&never, std::io::sink(), &mut err).unwrap();
+        let expected = if starts == 3 { Ended::Success } else { Ended::Failed { rank: 1, code } };
+        assert_eq!(ended, expected);
+        let log = std::fs::read_to_string(folder.path().join("rank-1.log")).unwrap();
+        assert_eq!(log.matches("here").count(), starts);
+        let said = String::from_utf8(err).unwrap();
+        assert_eq!(
+            said.matches(&format!("rank 1 failed with exit code {code}; restart ")).count(),
+            starts - 1
+        );
+    }
+}
+
 #[test]
 fn all_are_stopped_from_outside() {
     let stop = AtomicBool::new(false);

@@ -1,6 +1,6 @@
 //! Ranks whose devices are GPUs: the conformance suite, and what only streams have.
 //!
-//! The GPUs are emulated, or with `MESHGRAD_TEST_GPU=cuda` all ranks share a real one. The emulator
+//! The GPUs are emulated, or with `MESHGRAD_TEST_GPU=cuda` real ones, which ranks share if there are fewer. The emulator
 //! reads its options once per process, so each test runs itself in child processes, with streams in
 //! order and in several random orders.
 
@@ -80,10 +80,10 @@ fn is_real() -> bool {
     }
 }
 
-/// The device of a rank, on emulated GPU `ordinal` or on the real one.
+/// The device of rank `ordinal`.
 fn gpu(ordinal: usize) -> Device {
     let device = match is_real() {
-        true => Device::cuda(0),
+        true => Device::cuda_count().and_then(|count| Device::cuda(ordinal % count.max(1))),
         false => Device::emulator(ordinal),
     };
     device.unwrap_or_else(|error| panic!("{error}"))

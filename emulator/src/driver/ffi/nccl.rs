@@ -251,7 +251,7 @@ fn collective(
     element: c_int,
     (communicator, stream): (u64, u64),
 ) -> Result<c_int> {
-    let call = Call { kind, count, element: element_of(element)? };
+    let call = Call { kind, count, element: element_of(element)?, is_captured: false };
     let buffers = Buffers { send: send.address(), receive: receive.address() };
     issue(Action::Collective(call, buffers), communicator, stream)
 }

@@ -14,6 +14,8 @@ pub(crate) struct Call {
     /// Elements: of the buffer that is per rank, as in `nccl.h`.
     pub(crate) count: usize,
     pub(crate) element: Element,
+    /// Whether it is part of a graph.
+    pub(crate) is_captured: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +100,8 @@ impl fmt::Display for Call {
             Kind::ReduceScatter(by) => write!(f, "reduce_scatter({element} x {count}, {by})"),
             Kind::AllToAll => write!(f, "all_to_all({element} x {count})"),
             Kind::Transfer => write!(f, "transfer({element} x {count})"),
-        }
+        }?;
+        f.write_str(if self.is_captured { " in a graph" } else { "" })
     }
 }
 

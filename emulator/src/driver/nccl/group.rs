@@ -10,6 +10,8 @@ use super::meeting::Meeting;
 use super::refusal::{INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Refusal, Result, refused};
 use super::world::{Communicator, CommunicatorHandle};
 use super::world_id::WorldId;
+use crate::driver::context::ContextHandle;
+use crate::driver::graph::NodeKind;
 use crate::driver::stream::StreamHandle;
 use crate::driver::ticket::Ticket;
 use crate::driver::work::Work;
@@ -144,17 +146,11 @@ impl State {
     pub(super) fn check_call(&mut self, call: &Issued) -> Result<()> {
         let communicator = self.usable(call.communicator)?;
         let Communicator { rank, size, world, context, .. } = *communicator;
-        let (stream, of_stream) = self.stream(call.stream)?;
+        let (_, of_stream) = self.stream(call.stream)?;
         if of_stream != context {
             return refused(
                 INVALID_ARGUMENT,
                 format!("rank {rank} of {world} got a stream of another context"),
-            );
-        }
-        if self.streams.get(stream)?.capture.is_some() {
-            return refused(
-                INVALID_USAGE,
-                "capturing collectives into a graph is not emulated yet",
             );
         }
         let peer_is_known = |peer: usize| match peer < size {
@@ -203,20 +199,42 @@ impl State {
         for calls in operations {
             match calls[0].is_empty() {
                 true => self.skip_call(handle, calls[0])?,
-                false => streams.push(self.enqueue_calls(handle, &calls)?),
+                false => streams.push(self.submit_operation(handle, &calls)?),
             }
         }
         Ok(streams)
     }
 
-    /// Only compares a collective that moves nothing with the calls of other ranks, which would wait for this one.
+    /// Only compares a collective that moves nothing with the calls of other ranks, which would wait for this one. In a
+    /// graph it is dropped.
     fn skip_call(&mut self, handle: CommunicatorHandle, call: &Issued) -> Result<()> {
+        let (stream, _) = self.stream(call.stream)?;
+        let is_captured = self.streams.get(stream)?.capture.is_some();
         let communicator = self.nccl.table.get_mut(handle)?;
-        let (world, part) = (communicator.world, communicator.next_part(&call.action));
-        if communicator.link.is_none() {
+        if communicator.link.is_none() && !is_captured {
+            let (world, part) = (communicator.world, communicator.next_part(&call.action, false));
             self.meeting(world, &part)?.skip(part.member);
         }
         Ok(())
+    }
+
+    /// Enqueues calls as one operation of their stream, or captures them.
+    fn submit_operation(
+        &mut self,
+        handle: CommunicatorHandle,
+        calls: &[&Issued],
+    ) -> Result<StreamHandle> {
+        let (stream, context) = self.stream(calls[0].stream)?;
+        let actions: Arc<[Action]> = calls.iter().map(|call| call.action).collect();
+        if self.streams.get(stream)?.capture.is_some() {
+            self.capture_node(stream, NodeKind::Calls(handle, actions))?;
+            return Ok(stream);
+        }
+        self.reject_implicit_sync(stream)?;
+        let after = self.predecessors(stream)?;
+        let last = self.enqueue_calls(handle, &actions, false, context, after)?;
+        self.set_last(stream, last)?;
+        Ok(stream)
     }
 
     fn check_transfers_to_self(&self, handle: CommunicatorHandle, calls: &[&Issued]) -> Result<()> {
@@ -233,39 +251,42 @@ impl State {
         refused(INVALID_USAGE, message)
     }
 
-    /// Enqueues calls as one operation, after the last one of the communicator, and after those of the stream.
-    fn enqueue_calls(
+    /// Enqueues calls as one operation, after the last one of the communicator, and after those in `after`.
+    pub(crate) fn enqueue_calls(
         &mut self,
         handle: CommunicatorHandle,
-        calls: &[&Issued],
-    ) -> Result<StreamHandle> {
-        let (stream, _) = self.stream(calls[0].stream)?;
+        actions: &[Action],
+        is_captured: bool,
+        context: ContextHandle,
+        mut after: Vec<Ticket>,
+    ) -> Result<Ticket> {
         let communicator = self.nccl.table.get_mut(handle)?;
-        let parts = calls.iter().map(|call| communicator.next_part(&call.action));
+        let parts = actions.iter().map(|action| communicator.next_part(action, is_captured));
         let parts: Vec<Part> = parts.collect();
-        let (world, after) = (communicator.world, communicator.last.into_iter().collect());
+        let world = communicator.world;
+        after.extend(communicator.last);
         let last = match communicator.link.clone() {
             Some(link) => {
                 let exchange = Arc::new(Exchange::new(link, parts));
-                self.enqueue(stream, after, Work::Post(exchange.clone()))?;
-                self.enqueue(stream, Vec::new(), Work::Receive(exchange))?
+                let posted = self.schedule.add(context, after, Work::Post(exchange.clone()));
+                self.schedule.add(context, vec![posted], Work::Receive(exchange))
             }
-            None => self.enqueue_meetings(stream, after, world, &parts)?,
+            None => self.enqueue_meetings(context, after, world, &parts)?,
         };
         self.nccl.table.get_mut(handle)?.last = Some(last);
-        Ok(stream)
+        Ok(last)
     }
 
     fn enqueue_meetings(
         &mut self,
-        stream: StreamHandle,
+        context: ContextHandle,
         after: Vec<Ticket>,
         world: WorldId,
         parts: &[Part],
     ) -> Result<Ticket> {
         let meeting = |part: &Part| Ok((self.meeting(world, part)?, part.member));
         let meetings = parts.iter().map(meeting).collect::<Result<Arc<[_]>>>()?;
-        let ticket = self.enqueue(stream, after, Work::Meet(meetings.clone()))?;
+        let ticket = self.schedule.add(context, after, Work::Meet(meetings.clone()));
         for ((meeting, member), part) in meetings.iter().zip(parts) {
             meeting.join(*member, ticket, part.buffers);
         }

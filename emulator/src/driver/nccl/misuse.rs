@@ -7,19 +7,16 @@ use super::call::{Buffers, Call};
 use super::group::Issued;
 use super::refusal::{INVALID_ARGUMENT, INVALID_USAGE, Refusal, Result, refused};
 use super::world::{Communicator, CommunicatorHandle};
-use crate::driver::error::Code;
+use crate::driver::error::{Code, Error};
 use crate::driver::{Driver, State};
 use crate::memory::MemoryKind;
 
 impl Driver {
     /// Reports what the library would not notice, and fails the contexts of all ranks in this process.
     pub(super) fn reported<T>(&self, state: &mut State, result: Result<T>) -> Result<T> {
-        if let Err(Refusal { fault_of: Some(world), message, .. }) = &result {
-            let finding = Code::LaunchFailed.because(message.clone());
+        let found = result.as_ref().err().and_then(|refusal| state.fail_for(refusal));
+        if let Some(finding) = found {
             self.reports.report_failure(&finding);
-            let members = state.nccl.table.iter().filter(|(_, it)| it.world == *world);
-            let contexts: Vec<_> = members.map(|(_, it)| it.context).collect();
-            contexts.into_iter().for_each(|context| state.fail(context, finding.clone()));
             self.changed.notify_all();
         }
         result
@@ -27,6 +24,16 @@ impl Driver {
 }
 
 impl State {
+    /// Fails the contexts of all members of the world whose program is at fault. Returns what to report.
+    pub(crate) fn fail_for(&mut self, refusal: &Refusal) -> Option<Error> {
+        let world = refusal.fault_of?;
+        let finding = Code::LaunchFailed.because(refusal.message.clone());
+        let members = self.nccl.table.iter().filter(|(_, it)| it.world == world);
+        let contexts: Vec<_> = members.map(|(_, it)| it.context).collect();
+        contexts.into_iter().for_each(|context| self.fail(context, finding.clone()));
+        Some(finding)
+    }
+
     /// Checks that no other thread is calling the communicator in a group.
     pub(super) fn check_thread(&self, handle: CommunicatorHandle) -> Result<()> {
         let Communicator { world, rank, grouped_by, .. } = *self.nccl.table.get(handle)?;

@@ -172,6 +172,13 @@ impl Driver {
     /// need the hub of this one.
     pub(crate) fn destroy_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
         let mut state = self.lock();
+        if state.executables.iter().any(|(_, graph)| graph.calls(handle)) {
+            let Communicator { world, rank, .. } = state.nccl.table.get(handle)?;
+            return refused(
+                INVALID_USAGE,
+                format!("rank {rank} of {world} is destroyed before graphs that call it"),
+            );
+        }
         let departed = state.depart(handle);
         self.reported(&mut state, departed)?;
         let last = state.nccl.table.get(handle)?.last;

@@ -108,7 +108,7 @@ impl Reply {
 
 impl Posted {
     pub(super) fn send(&self, to: &UnixStream) -> io::Result<()> {
-        let Call { kind, count, element } = self.call;
+        let Call { kind, count, element, is_captured } = self.call;
         let (number, from, rank) = match self.slot {
             Slot::Collective(number) => (number, 0, 0),
             Slot::Transfer { number, from, to } => (number, from, to),
@@ -122,15 +122,18 @@ impl Posted {
             Kind::AllToAll => (5, Reduction::Sum, 0),
             Kind::Transfer => (6, Reduction::Sum, 0),
         };
-        let indices = [from, rank, self.member, by as usize, root, count, element as usize];
+        let captured = usize::from(is_captured);
+        let indices =
+            [from, rank, self.member, by as usize, root, count, element as usize, captured];
         let words = [self.request, number, kind].into_iter();
         let words: Vec<u64> = words.chain(indices.map(|index| index as u64)).collect();
         send(to, &words, &self.data)
     }
 
     pub(super) fn receive(stream: &UnixStream) -> io::Result<Posted> {
-        let ([request, number, kind, indices @ ..], data) = receive::<10>(stream)?;
-        let [from, to, member, by, root, count, element] = indices.map(|index| index as usize);
+        let ([request, number, kind, indices @ ..], data) = receive::<11>(stream)?;
+        let [from, to, member, by, root, count, element, captured] =
+            indices.map(|index| index as usize);
         let invalid = || io::Error::from(io::ErrorKind::InvalidData);
         let by = Reduction::of_code(by as i32).ok_or_else(invalid)?;
         let kind = match kind {
@@ -147,7 +150,8 @@ impl Posted {
             _ => Slot::Collective(number),
         };
         let element = Element::of_code(element as i32).ok_or_else(invalid)?;
-        Ok(Posted { request, slot, member, call: Call { kind, count, element }, data })
+        let call = Call { kind, count, element, is_captured: captured != 0 };
+        Ok(Posted { request, slot, member, call, data })
     }
 }
 
@@ -167,7 +171,7 @@ mod tests {
             (Kind::AllToAll, Slot::Collective(12)),
             (Kind::Transfer, Slot::Transfer { number: 3, from: 2, to: 1 }),
         ] {
-            let call = Call { kind, count: 5, element: Element::Bf16 };
+            let call = Call { kind, count: 5, element: Element::Bf16, is_captured: true };
             let posted = Posted { request: 4, slot, member: 1, call, data: vec![9; 10] };
             posted.send(&here).unwrap();
             assert_eq!(Posted::receive(&there).unwrap(), posted);

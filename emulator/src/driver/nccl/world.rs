@@ -43,13 +43,13 @@ impl Named for Communicator {
 
 impl Communicator {
     /// Its part in its next call, which is counted.
-    pub(super) fn next_part(&mut self, action: &Action) -> Part {
+    pub(super) fn next_part(&mut self, action: &Action, is_captured: bool) -> Part {
         let rank = self.rank;
         let (from, to, member, address, count, element) = match *action {
             Action::Collective(call, buffers) => {
                 let slot = Slot::Collective(self.calls);
                 self.calls += 1;
-                return Part { slot, member: rank, call, buffers };
+                return Part { slot, member: rank, call: Call { is_captured, ..call }, buffers };
             }
             Action::Send { to, from, count, element } => (rank, to, 0, from, count, element),
             Action::Receive { from, to, count, element } => (from, rank, 1, to, count, element),
@@ -61,7 +61,7 @@ impl Communicator {
         Part {
             slot: Slot::Transfer { number, from, to },
             member,
-            call: Call { kind: Kind::Transfer, count, element },
+            call: Call { kind: Kind::Transfer, count, element, is_captured },
             buffers: Buffers { send: address, receive: address },
         }
     }

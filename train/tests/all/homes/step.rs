@@ -29,6 +29,7 @@ pub(crate) type Outcome = BTreeMap<String, Vec<f32>>;
 pub(crate) type Result<T> = meshgrad_train::Result<T>;
 
 /// What one rank has of a tensor, and where that is in the whole one.
+#[derive(PartialEq)]
 pub(crate) struct Share {
     name: String,
     shape: Vec<usize>,

@@ -1,5 +1,6 @@
 //! Any combination of degrees and options trains as one rank.
 
+mod captured;
 mod cost;
 mod draw;
 mod nccl;

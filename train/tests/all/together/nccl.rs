@@ -14,7 +14,7 @@ const CHILD: &str = "MESHGRAD_TEST_CHILD";
 const GPUS: usize = 8;
 
 /// Runs `body` in a child process with sums in random orders, and with `MESHGRAD_EXHAUSTIVE` in rings, too.
-fn on_gpus(test: &str, body: impl FnOnce()) {
+pub(super) fn on_gpus(test: &str, body: impl FnOnce()) {
     if env::var_os(CHILD).is_some() {
         return body();
     }
@@ -44,7 +44,7 @@ fn check(of: &Combination) -> One {
     one
 }
 
-fn along(degrees: &[(&'static str, usize)], model: Kind) -> Combination {
+pub(super) fn along(degrees: &[(&'static str, usize)], model: Kind) -> Combination {
     let of = Combination { model, short: true, all_to_all: true, ..Combination::default() };
     degrees.iter().fold(of, |it, (name, degree)| it.with(name, *degree))
 }

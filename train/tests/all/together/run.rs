@@ -110,11 +110,11 @@ fn documents(row: usize, tokens: usize) -> Vec<i64> {
 }
 
 /// A microbatch, or a rank's part of it.
-struct Microbatch<'a> {
-    of: &'a Combination,
-    number: usize,
-    device: &'a Device,
-    ranks: Option<&'a RunRanks<'a>>,
+pub(super) struct Microbatch<'a> {
+    pub(super) of: &'a Combination,
+    pub(super) number: usize,
+    pub(super) device: &'a Device,
+    pub(super) ranks: Option<&'a RunRanks<'a>>,
 }
 
 impl Microbatch<'_> {
@@ -138,7 +138,7 @@ impl Microbatch<'_> {
         ranks.own_part(&Tensor::from_slice(self.device, &[rows, tokens], &placed)?)
     }
 
-    fn tensors(&self) -> Result<TokenBatch> {
+    pub(super) fn tensors(&self) -> Result<TokenBatch> {
         let [rows, tokens] = self.shape();
         let all = 0..rows * tokens;
         let id = |at: usize, by: usize| ((at * by + at * at + 5 + 7 * self.number) % 61) as i64;
@@ -231,7 +231,7 @@ fn train(
 }
 
 /// What this rank has of the weights.
-fn weights(model: &Qwen3) -> Result<Vec<Share>> {
+pub(super) fn weights(model: &Qwen3) -> Result<Vec<Share>> {
     let of_param = |param: &Param| share(param.name().to_owned(), param, &param.kept_value()?);
     model.params().iter().map(of_param).collect()
 }
@@ -264,7 +264,11 @@ pub(crate) fn refusal(of: &Combination) -> Option<String> {
 }
 
 /// A trainer of this rank's part of the model.
-fn divided(of: &Combination, ranks: &RunRanks<'_>, device: &Device) -> Result<Trainer<Qwen3>> {
+pub(super) fn divided(
+    of: &Combination,
+    ranks: &RunRanks<'_>,
+    device: &Device,
+) -> Result<Trainer<Qwen3>> {
     let model = model(of)?;
     let (model, pipeline) = match ranks.divide(&model)? {
         Some((part, pipeline)) => (part, Some(pipeline)),
