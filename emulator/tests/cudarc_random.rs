@@ -3,6 +3,8 @@
 
 #![cfg(target_os = "linux")]
 
+#[path = "emulated/broken.rs"]
+mod broken;
 mod emulated;
 #[path = "emulated/nccl.rs"]
 mod nccl;

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use libloading::Library as Dynamic;
 use meshgrad_error::{Error, Result, error};
 
-use crate::Status;
+use crate::{Status, Version};
 
 /// A communicator of the library, `ncclComm_t`.
 pub type Handle = *mut c_void;
@@ -21,7 +21,9 @@ pub struct UniqueId(pub [u8; 128]);
 macro_rules! functions {
     (
         all { $($name:ident = $symbol:literal($($arg:ty),*) $(-> $result:ty)?;)* }
-        newer { $($newer:ident = $newer_symbol:literal($($newer_arg:ty),*), $feature:literal;)* }
+        newer {
+            $($newer:ident = $newer_symbol:literal($($newer_arg:ty),*), since $first:literal, $feature:literal;)*
+        }
     ) => {
         /// The functions, by their names in `nccl.h` without `nccl`. Those that can be missing are `Option`s.
         #[allow(missing_docs)] // The user guide of NCCL describes them.
@@ -42,6 +44,12 @@ macro_rules! functions {
             /// The features whose functions are missing.
             pub fn missing(&self) -> Vec<&'static str> {
                 [$(self.$newer.is_none().then_some($feature)),*].into_iter().flatten().collect()
+            }
+
+            /// Removes what is newer than the library says it is: one that acts as several versions exports all.
+            pub(crate) fn without_newer_than(mut self, version: Version) -> Functions {
+                $(self.$newer = self.$newer.filter(|_| version >= Version::of_code($first));)*
+                self
             }
 
             /// The functions of `library`.
@@ -97,9 +105,10 @@ functions! {
     newer {
         comm_init_rank_scalable = "ncclCommInitRankScalable"(
             *mut Handle, c_int, c_int, c_int, *mut UniqueId, *mut c_void
-        ), "several unique ids per world";
+        ), since 22300, "several unique ids per world";
         all_to_all = "ncclAlltoAll"(*const c_void, *mut c_void, usize, c_int, Handle, Stream),
-            "all_to_all in one call";
-        comm_mem_stats = "ncclCommMemStats"(Handle, c_int, *mut u64), "memory of a communicator";
+            since 22803, "all_to_all in one call";
+        comm_mem_stats = "ncclCommMemStats"(Handle, c_int, *mut u64),
+            since 22907, "memory of a communicator";
     }
 }

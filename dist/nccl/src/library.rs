@@ -92,7 +92,7 @@ impl Library {
                 Unsupported,
                 "it has version {version}; use {oldest} or newer"
             );
-            Ok((functions, version))
+            Ok((functions.without_newer_than(version), version))
         };
         let opened = opened();
         let (functions, version) = opened

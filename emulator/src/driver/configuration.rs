@@ -23,6 +23,10 @@ const SUMS: &str = "MESHGRAD_EMULATOR_SUMS";
 const HANGS: &str = "MESHGRAD_EMULATOR_HANGS";
 /// `MESHGRAD_EMULATOR_PROCESSES`: `1` lets ranks of a communicator be in several processes.
 pub(crate) const PROCESSES: &str = "MESHGRAD_EMULATOR_PROCESSES";
+/// `MESHGRAD_EMULATOR_RESIDENT`: how many collectives may occupy a GPU at a time; without it, any number.
+const RESIDENT: &str = "MESHGRAD_EMULATOR_RESIDENT";
+/// `MESHGRAD_EMULATOR_NCCL`: the version of NCCL that is emulated, such as `2.19`.
+const NCCL: &str = "MESHGRAD_EMULATOR_NCCL";
 /// `MESHGRAD_EMULATOR_COUNTERS`: `table`, or the path of a file to append counters to.
 const COUNTERS: &str = "MESHGRAD_EMULATOR_COUNTERS";
 
@@ -67,6 +71,10 @@ pub(crate) struct Configuration {
     pub(crate) sums: Sums,
     pub(crate) hangs: bool,
     pub(crate) processes: bool,
+    /// How many collectives may occupy a GPU at a time.
+    pub(crate) resident: Option<usize>,
+    /// The version of NCCL in the format of `ncclGetVersion`: 10000 * major + 100 * minor + patch.
+    pub(crate) nccl: i32,
 }
 
 impl Default for Configuration {
@@ -83,6 +91,9 @@ impl Default for Configuration {
             sums: Sums::Ring,
             hangs: false,
             processes: false,
+            resident: None,
+            // The last before functions that are missing here.
+            nccl: 22807,
         }
     }
 }
@@ -124,6 +135,9 @@ impl Configuration {
                 .parse(parse_sums, default.sums)?,
             hangs: variable(HANGS, "0 or 1").parse(parse_switch, default.hangs)?,
             processes: variable(PROCESSES, "0 or 1").parse(parse_switch, default.processes)?,
+            resident: variable(RESIDENT, "a number of collectives, at least 1")
+                .parse(parse_resident, default.resident)?,
+            nccl: variable(NCCL, "2.19, 2.28 or 2.30").parse(parse_nccl, default.nccl)?,
         })
     }
 }
@@ -191,6 +205,19 @@ fn parse_streams(text: &str) -> Option<StreamOrder> {
     }
 }
 
+fn parse_resident(text: &str) -> Option<Option<usize>> {
+    text.parse().ok().filter(|limit| *limit > 0).map(Some)
+}
+
+fn parse_nccl(text: &str) -> Option<i32> {
+    match text {
+        "2.19" => Some(21903),
+        "2.28" => Some(22807),
+        "2.30" => Some(23007),
+        _ => None,
+    }
+}
+
 fn parse_leaks(text: &str) -> Option<Leaks> {
     match text {
         "report" => Some(Leaks::Report),
@@ -240,6 +267,8 @@ mod tests {
             (SUMS, "perturbed:3"),
             (HANGS, "1"),
             (PROCESSES, "1"),
+            (RESIDENT, "2"),
+            (NCCL, "2.19"),
         ]);
         let expected = Configuration {
             devices: vec![Model::H200, Model::A100],
@@ -252,6 +281,8 @@ mod tests {
             sums: Sums::Perturbed(3),
             hangs: true,
             processes: true,
+            resident: Some(2),
+            nccl: 21903,
         };
         assert_eq!(machine.unwrap(), expected);
         assert_eq!(read(&[(DEVICES, "4")]).unwrap().devices.len(), 4);
@@ -275,6 +306,8 @@ mod tests {
             (SUMS, "tree"),
             (HANGS, "yes"),
             (PROCESSES, "2"),
+            (RESIDENT, "0"),
+            (NCCL, "3.0"),
         ] {
             let error = read(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");

@@ -215,14 +215,18 @@ impl Driver {
         // After a failure, no further operation of the context runs.
         let is_healthy = state.check_context(context).is_ok();
         drop(state);
+        let meetings = work.meetings().to_vec();
         let outcome = match is_healthy {
             true => catch_panic(|| self.perform(work)),
             false => {
-                work.meetings().iter().for_each(|(meeting, member)| meeting.leave(*member));
+                meetings.iter().for_each(|(meeting, member)| meeting.leave(*member));
                 Ok(())
             }
         };
         let mut state = self.lock();
+        if is_healthy {
+            self.check_order(&mut state, &meetings);
+        }
         state.schedule.finish(ticket);
         if let Err(error) = outcome {
             self.reports.report_failure(&error);
@@ -262,11 +266,12 @@ impl State {
             captures: BTreeMap::new(),
             captures_begun: 0,
             ownership: Ownership::default(),
-            schedule: Schedule::new(configuration.streams),
+            schedule: Schedule::new(configuration.streams, configuration.resident),
         }
     }
 
     fn start(&mut self) -> Option<Started> {
+        self.schedule.start_collectives();
         let (space, contexts) = (&self.space, &self.contexts);
         let has_failed = |context| contexts.get(context).is_ok_and(|it| it.failure.is_some());
         self.schedule.start(has_failed, |work| work.may_run(space))

@@ -22,6 +22,10 @@ pub(crate) struct Schedule {
     /// Those that run, and those that wait for no other operation.
     running: BTreeSet<Ticket>,
     ready: BTreeSet<Ticket>,
+    /// How many collectives of a context may run at a time: each occupies the GPU while it waits for its peers.
+    resident_limit: Option<usize>,
+    /// The collectives that have started and are not done, with a limit only.
+    resident: BTreeSet<Ticket>,
     next: u64,
     /// How many have finished.
     finished: u64,
@@ -46,11 +50,19 @@ pub(crate) struct Started {
     pub(crate) work: Work,
 }
 
+/// A member of a collective that can never end.
+pub(crate) struct Stuck {
+    pub(crate) context: ContextHandle,
+    pub(crate) meeting: Arc<Meeting>,
+    /// Whether it occupies its GPU.
+    pub(crate) has_started: bool,
+}
+
 /// In random order, the number of operations that may be pending before every submission runs one.
 const MAX_DEFERRED: usize = 512;
 
 impl Schedule {
-    pub(crate) fn new(order: StreamOrder) -> Schedule {
+    pub(crate) fn new(order: StreamOrder, resident_limit: Option<usize>) -> Schedule {
         Schedule {
             draw: match order {
                 StreamOrder::Ordered => None,
@@ -59,6 +71,8 @@ impl Schedule {
             pending: BTreeMap::new(),
             running: BTreeSet::new(),
             ready: BTreeSet::new(),
+            resident_limit,
+            resident: BTreeSet::new(),
             next: 0,
             finished: 0,
         }
@@ -107,8 +121,12 @@ impl Schedule {
         has_failed: impl Fn(ContextHandle) -> bool,
         may_run: impl Fn(&Work) -> bool,
     ) -> Option<Started> {
-        let pending = &self.pending;
-        let is_resident = |ticket| pending.get(&ticket).is_none_or(|it| it.after.is_empty());
+        let (pending, resident) = (&self.pending, &self.resident);
+        let is_limited = self.resident_limit.is_some();
+        let is_resident = |ticket| match is_limited && pending.contains_key(&ticket) {
+            true => resident.contains(&ticket),
+            false => pending.get(&ticket).is_none_or(|it| it.after.is_empty()),
+        };
         let can_end = |work: &Work| {
             let mut meetings = work.meetings().iter();
             meetings.all(|(meeting, member)| meeting.can_end(*member, is_resident))
@@ -120,28 +138,53 @@ impl Schedule {
                 operation.work.as_ref().is_some_and(is_allowed)
             })
         };
-        let mut ready = self.ready.iter().filter(may_start);
-        let ticket = match &mut self.draw {
-            None => *ready.next()?,
-            Some(draw) => {
-                let ready: Vec<Ticket> = ready.copied().collect();
-                *ready.get(draw.below(ready.len().max(1) as u64) as usize)?
-            }
-        };
+        let ticket = *one_of(self.ready.iter().filter(may_start), &mut self.draw)?;
         self.ready.remove(&ticket);
         self.running.insert(ticket);
         let operation = self.pending.get_mut(&ticket)?;
         Some(Started { ticket, context: operation.context, work: operation.work.take()? })
     }
 
-    /// Resident operations that wait for peers which can never become resident, whatever else is submitted, with
-    /// their contexts.
-    pub(crate) fn stuck(&self) -> Vec<(ContextHandle, Arc<Meeting>)> {
+    /// Starts collectives that wait for no operation, as long as there is room.
+    pub(crate) fn start_collectives(&mut self) {
+        while self.resident_limit.is_some() {
+            let may_start = |ticket: &&Ticket| {
+                let is_collective = |it: &&Operation| matches!(it.work, Some(Work::Meet(_)));
+                let waiting = self.pending.get(ticket).filter(is_collective);
+                let has_room = |it: &Operation| self.has_room(it.context, |_| false);
+                !self.resident.contains(ticket) && waiting.is_some_and(has_room)
+            };
+            let waiting: Vec<Ticket> = self.ready.iter().filter(may_start).copied().collect();
+            let Some(ticket) = one_of(waiting.into_iter(), &mut self.draw) else {
+                return;
+            };
+            self.resident.insert(ticket);
+        }
+    }
+
+    /// Whether a collective of `context` can start, once those that `end` are done. Contexts share a GPU in turns, so
+    /// others do not matter.
+    fn has_room(&self, context: ContextHandle, end: impl Fn(&Ticket) -> bool) -> bool {
+        let is_of =
+            |ticket: &&Ticket| self.pending.get(ticket).is_some_and(|it| it.context == context);
+        let kept = self.resident.iter().filter(|ticket| !end(ticket)).filter(is_of).count();
+        self.resident_limit.is_none_or(|limit| kept < limit)
+    }
+
+    /// Collectives that wait for peers which can never become resident, whatever else is submitted.
+    pub(crate) fn stuck(&self) -> Vec<Stuck> {
         let mut possible = BTreeSet::new();
         loop {
             let follows = |ticket: &Ticket| possible.contains(ticket) || self.is_done(*ticket);
-            let becomes_resident =
-                |ticket| self.pending.get(&ticket).is_none_or(|it| it.after.iter().all(follows));
+            let has_place = |ticket, it: &Operation| {
+                let is_resident = self.resident.contains(&ticket);
+                is_resident || self.has_room(it.context, |kept| possible.contains(kept))
+            };
+            let becomes_resident = |ticket| {
+                let may_start =
+                    |it: &Operation| it.after.iter().all(follows) && has_place(ticket, it);
+                self.pending.get(&ticket).is_none_or(may_start)
+            };
             let may_end = |operation: &Operation| {
                 let meetings = operation.work.iter().flat_map(|work| work.meetings());
                 operation.after.iter().all(follows)
@@ -161,9 +204,14 @@ impl Schedule {
             .pending
             .iter()
             .filter(|(ticket, it)| it.after.is_empty() && !possible.contains(*ticket));
-        let meetings = stuck.flat_map(|(_, it)| {
+        let meetings = stuck.flat_map(|(ticket, it)| {
             let own = it.work.iter().flat_map(|work| work.meetings());
-            own.map(|(meeting, _)| (it.context, meeting.clone()))
+            let has_started = self.resident_limit.is_none() || self.resident.contains(ticket);
+            own.map(move |(meeting, _)| Stuck {
+                context: it.context,
+                meeting: meeting.clone(),
+                has_started,
+            })
         });
         meetings.collect()
     }
@@ -171,6 +219,7 @@ impl Schedule {
     /// Marks an operation as finished.
     pub(crate) fn finish(&mut self, ticket: Ticket) {
         self.running.remove(&ticket);
+        self.resident.remove(&ticket);
         self.finished += 1;
         let Some(finished) = self.pending.remove(&ticket) else {
             return;
@@ -216,6 +265,18 @@ impl Schedule {
     }
 }
 
+/// The first item, or a random one in random order.
+fn one_of<T>(mut items: impl Iterator<Item = T>, draw: &mut Option<Random>) -> Option<T> {
+    match draw {
+        None => items.next(),
+        Some(draw) => {
+            let mut items: Vec<T> = items.collect();
+            let index = draw.below(items.len().max(1) as u64) as usize;
+            (index < items.len()).then(|| items.swap_remove(index))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -235,7 +296,7 @@ mod tests {
     /// Two streams of three operations; the second stream's last depends on the first's second.
     fn two_streams(order: StreamOrder) -> Vec<usize> {
         let context = ContextHandle::from_raw(1);
-        let mut schedule = Schedule::new(order);
+        let mut schedule = Schedule::new(order, None);
         let mut tickets = Vec::<Ticket>::new();
         for after in [vec![], vec![0], vec![1], vec![], vec![3], vec![4, 1]] {
             let after = after.into_iter().map(|at: usize| tickets[at]).collect();
@@ -272,7 +333,7 @@ mod tests {
     #[test]
     fn an_operation_that_may_not_run_delays_its_dependents() {
         let context = ContextHandle::from_raw(1);
-        let mut schedule = Schedule::new(StreamOrder::Ordered);
+        let mut schedule = Schedule::new(StreamOrder::Ordered, None);
         let first = schedule.add(context, vec![], Work::Join);
         schedule.add(context, vec![first], Work::Join);
         assert!(schedule.start(|_| false, |_| false).is_none());

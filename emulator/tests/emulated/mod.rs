@@ -9,11 +9,11 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 static LIBRARY: OnceLock<Library> = OnceLock::new();
 
-/// Opens the emulator, configured by `variables`, before cudarc looks for `libcuda.so`. cudarc then
-/// finds the loaded library.
+/// Opens the emulator, configured by `variables` that are not set, before cudarc looks for `libcuda.so`. cudarc
+/// then finds the loaded library.
 pub(crate) fn driver(variables: &[(&str, &str)]) -> &'static Library {
     LIBRARY.get_or_init(|| {
-        for (name, value) in variables {
+        for (name, value) in variables.iter().filter(|(name, _)| env::var_os(name).is_none()) {
             // SAFETY: every test starts here, and waits for the first one to set them.
             unsafe { env::set_var(name, value) };
         }

@@ -89,7 +89,7 @@ impl Rank {
 }
 
 /// Ends the process if its thread panics: other ranks would wait for it without end.
-struct EndOnPanic;
+pub(crate) struct EndOnPanic;
 
 impl Drop for EndOnPanic {
     fn drop(&mut self) {
@@ -230,19 +230,16 @@ pub(crate) fn reduces(rank: &Rank, communicator: Handle, count: usize) -> (Statu
     (status, message.map(|error| error.to_string()))
 }
 
-/// What real libraries would hang on fails all ranks, with both calls.
-#[test]
-fn different_calls_are_found() {
-    let errors = on_ranks(2, |rank| {
-        let (_, message) = reduces(rank, rank.communicator, 4 + rank.rank);
-        let failed = rank.stream.synchronize().is_err();
-        (message, failed)
-    });
-    let messages: Vec<_> = errors.iter().filter_map(|(message, _)| message.as_ref()).collect();
-    assert_eq!(messages.len(), 1, "{errors:?}");
-    assert!(messages[0].contains("called all_reduce(f32 x 4, sum)"), "{messages:?}");
-    assert!(messages[0].contains("called all_reduce(f32 x 5, sum)"), "{messages:?}");
-    assert!(errors.iter().all(|(_, failed)| *failed), "{errors:?}");
+pub(crate) fn refused(library: &Library, status: Status, code: i32, expected: &str) {
+    let message = library.check(status, "it").unwrap_err().to_string();
+    assert!(status == Status(code) && message.contains(expected), "{status:?} {message}");
+}
+
+/// Ranks that cannot join after rank 0 of 2.
+pub(crate) fn refused_beside_rank_0(library: &Library, id: UniqueId) {
+    refused(library, begin(library, id, 0, 2).0, 5, "exists already");
+    refused(library, begin(library, id, 1, 3).0, 4, "has 2 ranks for others, and 3 for rank 1");
+    refused(library, begin(library, id, 2, 2).0, 4, "rank 2 is not below the 2 ranks");
 }
 
 /// One rank captures a call, which the other one makes without a graph.
@@ -275,23 +272,6 @@ fn a_graph_of_some_ranks_is_found() {
     assert!(emulated::report().contains("all_reduce(f32 x 4, sum) in a graph"));
 }
 
-/// Two communicators of the same GPUs whose calls are in another order on one of the streams.
-#[test]
-fn a_deadlock_is_found() {
-    let second = library().unique_id().unwrap();
-    let failed = on_ranks(2, |rank| {
-        let other = join_second(rank, second);
-        let mut order = [rank.communicator, other];
-        if rank.rank == 1 {
-            order.reverse();
-        }
-        let submitted = order.map(|communicator| reduces(rank, communicator, 4).0);
-        assert_eq!(submitted, [Status::SUCCESS; 2]);
-        rank.stream.synchronize().is_err()
-    });
-    assert_eq!(failed, [true; 2]);
-}
-
 #[test]
 fn misuse_is_refused() {
     let library = library();
@@ -311,21 +291,27 @@ fn misuse_is_refused() {
     assert_eq!(status, Status::INVALID_ARGUMENT);
     assert!(message.unwrap().contains("before ncclCommGetAsyncError reported success"));
 
-    let refused = |status: Status, code: i32, expected: &str| {
-        let message = library.check(status, "it").unwrap_err().to_string();
-        assert!(status == Status(code) && message.contains(expected), "{status:?} {message}");
-    };
-    refused(begin(library, id, 1, 2).0, 5, "ranks 0 and 1 of communicator");
-    refused(begin(library, id, 0, 2).0, 5, "exists already");
-    refused(begin(library, id, 1, 3).0, 4, "has 2 ranks for others, and 3 for rank 1");
-    refused(begin(library, id, 2, 2).0, 4, "rank 2 is not below the 2 ranks");
+    refused(library, begin(library, id, 1, 2).0, 5, "ranks 0 and 1 of communicator");
+    refused_beside_rank_0(library, id);
     let unknown = UniqueId([1; 128]);
-    refused(begin(library, unknown, 0, 2).0, 4, "is not one that this process has created");
+    refused(
+        library,
+        begin(library, unknown, 0, 2).0,
+        4,
+        "is not one that this process has created",
+    );
+    // An `ncclConfig_t` of 32 bytes: size, magic, version, blocking, cgaClusterSize, minCTAs and maxCTAs.
+    let magic = 0xcafe_beef_u32 as i32;
+    let mut config = [32, 0, magic, 21903, 0, i32::MIN, 8, i32::MIN];
+    let (init, mut none) = (library.functions().comm_init_rank_config, ptr::null_mut());
+    // SAFETY: the pointers are valid.
+    let status = unsafe { init(&mut none, 2, id, 1, config.as_mut_ptr().cast()) };
+    refused(library, status, 4, "minCTAs 8 is above maxCTAs");
     // SAFETY: without arguments, or with a handle that is checked.
     unsafe {
-        refused((library.functions().group_end)(), 5, "ncclGroupEnd without ncclGroupStart");
+        refused(library, (library.functions().group_end)(), 5, "without ncclGroupStart");
         assert_eq!((library.functions().comm_abort)(unfinished), Status::SUCCESS);
-        refused((library.functions().comm_destroy)(unfinished), 1, "communicator");
+        refused(library, (library.functions().comm_destroy)(unfinished), 1, "communicator");
     }
 }
 

@@ -8,18 +8,18 @@ use super::{configuration, driver};
 use crate::driver::error::catch_panic;
 use crate::driver::nccl::call::{Action, Buffers, Call, Kind};
 use crate::driver::nccl::element::Element;
-use crate::driver::nccl::group::{self, Issued};
+use crate::driver::nccl::group::Issued;
 use crate::driver::nccl::id::UniqueId;
 use crate::driver::nccl::refusal::{
-    IN_PROGRESS, INVALID_ARGUMENT, Refusal, Result, SUCCESS, refused,
+    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Refusal, Result, SUCCESS, refused,
 };
 use crate::driver::nccl::sums::Reduction;
 use crate::driver::nccl::world::CommunicatorHandle;
 
-/// The version that is emulated, as `ncclGetVersion` reports it: the last before functions that are missing here.
-const VERSION: c_int = 22807;
-/// The index of `blocking` in `ncclConfig_t`, in integers.
-const BLOCKING_AT: usize = 4;
+/// `NCCL_CONFIG_INITIALIZER` sets it.
+const CONFIG_MAGIC: c_int = 0xcafe_beef_u32 as c_int;
+/// `NCCL_CONFIG_UNDEF_INT`.
+const UNSET: c_int = c_int::MIN;
 
 /// `ncclUniqueId`.
 #[repr(C)]
@@ -59,7 +59,7 @@ macro_rules! exports {
 
 exports! {
     fn ncclGetVersion(version: Out<c_int>) {
-        version.set(VERSION)?;
+        version.set(configuration()?.nccl)?;
         Ok(SUCCESS)
     }
 
@@ -86,6 +86,7 @@ exports! {
         id: In<RawUniqueId>,
         config: In<c_int>,
     ) {
+        check_version(22300, "ncclCommInitRankScalable")?;
         match ids > 0 {
             true => create(communicator, size, id.get()?, rank, config),
             false => refused(INVALID_ARGUMENT, format!("{ids} unique ids are too few")),
@@ -113,7 +114,7 @@ exports! {
     }
 
     fn ncclGroupStart() {
-        group::start();
+        driver()?.start_group();
         Ok(SUCCESS)
     }
 
@@ -160,6 +161,7 @@ exports! {
     fn ncclAlltoAll(
         send: Pointer, receive: Pointer, count: usize, element: c_int, communicator: u64, stream: u64,
     ) {
+        check_version(22803, "ncclAlltoAll")?;
         collective(Kind::AllToAll, [send, receive], count, element, (communicator, stream))
     }
 
@@ -204,14 +206,42 @@ fn create(
     rank: c_int,
     config: In<c_int>,
 ) -> Result<c_int> {
-    let is_blocking = match config.is_null() {
-        true => true,
-        false => !matches!(config.at(BLOCKING_AT).get()?, 0),
-    };
+    let is_blocking = is_blocking(config)?;
     let (size, rank) = (index(size)?, index(rank)?);
     let handle = driver()?.create_communicator(size, &id.0, rank, is_blocking)?;
     communicator.set(handle.raw())?;
     Ok(if is_blocking { SUCCESS } else { IN_PROGRESS })
+}
+
+/// Checks an `ncclConfig_t`, and returns `blocking` of it. The library reads the fields that are within its size.
+fn is_blocking(config: In<c_int>) -> Result<bool> {
+    if config.is_null() {
+        return Ok(true);
+    }
+    let bytes = config.at(0).get()? as usize;
+    let field = |at: usize| -> Result<c_int> {
+        let is_there = bytes >= at + size_of::<c_int>();
+        Ok(if is_there { config.at(at / size_of::<c_int>()).get()? } else { UNSET })
+    };
+    if field(8)? != CONFIG_MAGIC {
+        return refused(INVALID_ARGUMENT, "the ncclConfig_t was not initialized");
+    }
+    let (blocking, min_ctas, max_ctas) = (field(16)?, field(24)?, field(28)?);
+    if min_ctas > max_ctas {
+        let message = format!("minCTAs {min_ctas} is above maxCTAs {max_ctas}; set both");
+        return refused(INVALID_ARGUMENT, message);
+    }
+    Ok(blocking != 0)
+}
+
+/// Checks that the emulated version of NCCL has a function that is new in `first`.
+fn check_version(first: c_int, function: &str) -> Result<()> {
+    let own = configuration()?.nccl;
+    if own >= first {
+        return Ok(());
+    }
+    let (minor, patch) = (own / 100 % 100, own % 100);
+    refused(INVALID_USAGE, format!("{function} is not in NCCL {}.{minor}.{patch}", own / 10_000))
 }
 
 fn collective(

@@ -2,11 +2,12 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::thread;
 
 use super::call::{Action, Call, Kind, Part};
 use super::link::Exchange;
 use super::meeting::Meeting;
-use super::refusal::{INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Result, refused};
+use super::refusal::{INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Refusal, Result, refused};
 use super::world::{Communicator, CommunicatorHandle};
 use super::world_id::WorldId;
 use crate::driver::context::ContextHandle;
@@ -29,18 +30,38 @@ pub(crate) struct Issued {
 struct Group {
     depth: usize,
     calls: Vec<Issued>,
+    driver: Option<&'static Driver>,
+}
+
+impl Drop for Group {
+    /// Reports a group that is open when its thread ends.
+    fn drop(&mut self) {
+        if let Some(driver) = self.driver
+            && self.depth > 0
+        {
+            driver.abandon_group(&self.calls);
+        }
+    }
 }
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
-/// `ncclGroupStart`.
-pub(crate) fn start() {
-    GROUP.with_borrow_mut(|group| group.depth += 1);
+/// Whether this thread has an open group.
+pub(super) fn is_open() -> bool {
+    GROUP.with_borrow(|group| group.depth > 0)
 }
 
 impl Driver {
+    /// `ncclGroupStart`.
+    pub(crate) fn start_group(&'static self) {
+        GROUP.with_borrow_mut(|group| {
+            group.depth += 1;
+            group.driver = Some(self);
+        });
+    }
+
     /// `ncclGroupEnd`: submits the calls of the outermost group.
     pub(crate) fn end_group(&self) -> Result<()> {
         let ended = GROUP.with_borrow_mut(|group| {
@@ -55,49 +76,66 @@ impl Driver {
 
     /// Submits a call, or keeps it for the end of the group.
     pub(crate) fn issue(&self, call: Issued) -> Result<()> {
-        self.lock().check_call(&call)?;
-        let is_grouped = GROUP.with_borrow_mut(|group| {
-            group.calls.extend((group.depth > 0).then_some(call));
-            group.depth > 0
-        });
-        if is_grouped { Ok(()) } else { self.submit_calls(&[call]) }
+        let mut state = self.lock();
+        let checked = state.check_call(&call).and_then(|()| state.check_thread(call.communicator));
+        self.reported(&mut state, checked)?;
+        if !is_open() {
+            drop(state);
+            return self.submit_calls(&[call]);
+        }
+        state.nccl.table.get_mut(call.communicator)?.grouped_by = Some(thread::current().id());
+        GROUP.with_borrow_mut(|group| group.calls.push(call));
+        Ok(())
     }
 
     /// Submits calls that start together: one operation for all transfers of a communicator, and one for each
     /// collective.
     fn submit_calls(&self, calls: &[Issued]) -> Result<()> {
         let mut handles: Vec<CommunicatorHandle> = Vec::new();
-        let calls = || calls.iter().filter(|call| !call.is_empty());
-        for call in calls() {
+        for call in calls {
             if !handles.contains(&call.communicator) {
                 handles.push(call.communicator);
             }
         }
+        let mut state = self.lock();
+        for handle in &handles {
+            state.nccl.table.get_mut(*handle)?.grouped_by = None;
+        }
+        state.check_group(calls)?;
+        drop(state);
         let mut streams = Vec::new();
         for handle in handles {
-            let own = calls().filter(|call| call.communicator == handle);
+            let own = calls.iter().filter(|call| call.communicator == handle);
             let own: Vec<Issued> = own.copied().collect();
             let mut state = self.lock();
-            match state.submit_calls_of(handle, &own) {
-                Ok(on) => streams.extend(on),
-                Err(refusal) => {
-                    if let Some(finding) = state.fail_for(&refusal) {
-                        self.reports.report_failure(&finding);
-                        self.changed.notify_all();
-                    }
-                    return Err(refusal);
-                }
-            }
+            let on = state.submit_calls_of(handle, &own);
+            streams.extend(self.reported(&mut state, on)?);
         }
         for stream in streams {
             self.run_submitted(self.lock(), stream)?;
         }
         Ok(())
     }
+
+    /// Reports that a thread has ended, and these calls of its group are never submitted.
+    fn abandon_group(&self, calls: &[Issued]) {
+        let mut state = self.lock();
+        for call in calls {
+            let fault = state.nccl.table.get(call.communicator).map(|it| {
+                let (rank, world) = (it.rank, it.world);
+                let message = format!(
+                    "a thread ended while its group with calls of rank {rank} of {world} was open"
+                );
+                Refusal::fault(INVALID_USAGE, message, world)
+            });
+            // There is no caller that could get the error.
+            let _ = self.reported(&mut state, fault.map_or(Ok(()), Err));
+        }
+    }
 }
 
 impl Issued {
-    /// Whether it moves nothing. The library drops such collectives, also if other ranks send something.
+    /// Whether it is a collective that moves nothing, which the library drops.
     fn is_empty(&self) -> bool {
         matches!(self.action, Action::Collective(Call { count: 0, .. }, _))
     }
@@ -121,26 +159,29 @@ impl State {
                 refused(INVALID_ARGUMENT, format!("{world} has {size} ranks, and no rank {peer}"))
             }
         };
+        let communicator = self.nccl.table.get(call.communicator)?;
         match call.action {
             Action::Collective(collective, buffers) => {
                 if let Kind::Reduce(_, root) | Kind::Broadcast(root) = collective.kind {
                     peer_is_known(root)?;
                 }
                 let (sent, received) = collective.extents(rank, size);
-                self.check_buffer(buffers.send, sent)?;
-                self.check_buffer(buffers.receive, received)
+                self.check_buffer(communicator, buffers.send, sent)?;
+                self.check_buffer(communicator, buffers.receive, received)?;
+                self.check_overlap(communicator, &collective, buffers)
             }
             Action::Send { to: peer, from: address, count, element }
             | Action::Receive { from: peer, to: address, count, element } => {
                 peer_is_known(peer)?;
-                self.check_buffer(address, element.bytes_of(count))
+                self.check_buffer(communicator, address, element.bytes_of(count))
             }
         }
     }
 
-    fn check_buffer(&self, address: u64, bytes: usize) -> Result<()> {
+    fn check_buffer(&self, of: &Communicator, address: u64, bytes: usize) -> Result<()> {
         let checked = self.check_range(address, bytes);
-        checked.or_else(|error| refused(INVALID_ARGUMENT, error.message))
+        checked.or_else(|error| refused(INVALID_ARGUMENT, error.message))?;
+        if bytes == 0 { Ok(()) } else { self.check_device(of, address) }
     }
 
     /// Submits the calls of one communicator. Returns the streams.
@@ -154,7 +195,27 @@ impl State {
         self.check_transfers_to_self(handle, &transfers)?;
         let operations = [transfers].into_iter().filter(|all| !all.is_empty());
         let operations = operations.chain(collectives.into_iter().map(|call| vec![call]));
-        operations.map(|calls| self.submit_operation(handle, &calls)).collect()
+        let mut streams = Vec::new();
+        for calls in operations {
+            match calls[0].is_empty() {
+                true => self.skip_call(handle, calls[0])?,
+                false => streams.push(self.submit_operation(handle, &calls)?),
+            }
+        }
+        Ok(streams)
+    }
+
+    /// Only compares a collective that moves nothing with the calls of other ranks, which would wait for this one. In a
+    /// graph it is dropped.
+    fn skip_call(&mut self, handle: CommunicatorHandle, call: &Issued) -> Result<()> {
+        let (stream, _) = self.stream(call.stream)?;
+        let is_captured = self.streams.get(stream)?.capture.is_some();
+        let communicator = self.nccl.table.get_mut(handle)?;
+        if communicator.link.is_none() && !is_captured {
+            let (world, part) = (communicator.world, communicator.next_part(&call.action, false));
+            self.meeting(world, &part)?.skip(part.member);
+        }
+        Ok(())
     }
 
     /// Enqueues calls as one operation of their stream, or captures them.
@@ -229,6 +290,7 @@ impl State {
         for ((meeting, member), part) in meetings.iter().zip(parts) {
             meeting.join(*member, ticket, part.buffers);
         }
+        self.schedule.start_collectives();
         Ok(ticket)
     }
 
@@ -239,11 +301,14 @@ impl State {
             return refused(INTERNAL_ERROR, format!("{id} has no ranks"));
         };
         let members = part.slot.members(world.members.len());
-        let new = || Arc::new(Meeting::new(part.slot.name(id), part.call, members));
+        let new = || Arc::new(Meeting::new(id, part.slot, part.call, members));
         world.meetings.retain(|_, it| !it.is_done());
         let meeting = world.meetings.entry(part.slot).or_insert_with(new).clone();
-        let checked = meeting.check(part.member, &part.call, id);
+        let checked = meeting.check(part.member, &part.call);
         checked.or_else(|refusal| meeting.hang_if(hangs, refusal))?;
-        Ok(meeting)
+        match world.departed.iter().find(|rank| meeting.is_missing(**rank)) {
+            Some(rank) if !hangs && part.call.count > 0 => Err(meeting.missing(*rank)),
+            _ => Ok(meeting),
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::call::{Buffers, Call, difference};
+use super::call::{Buffers, Call, Slot, difference};
 use super::refusal::{INVALID_USAGE, Refusal, Result};
 use super::sums::Sums;
 use super::world_id::WorldId;
@@ -11,8 +11,8 @@ use crate::memory::{AddressSpace, MemoryError};
 
 /// One collective, or one transfer, whose members are the sender and the receiver.
 pub(crate) struct Meeting {
-    /// Such as `collective 3 of communicator 1`.
-    name: String,
+    world: WorldId,
+    slot: Slot,
     call: Call,
     members: Mutex<Members>,
 }
@@ -21,6 +21,8 @@ struct Members {
     present: Vec<Option<Member>>,
     /// Those that have aborted or failed.
     left: Vec<bool>,
+    /// Those whose call moves nothing, and which have no operation.
+    skipped: Vec<bool>,
     is_done: bool,
     /// Whether its members called different things, and wait for each other.
     hangs: bool,
@@ -33,10 +35,11 @@ struct Member {
 }
 
 impl Meeting {
-    pub(crate) fn new(name: String, call: Call, size: usize) -> Meeting {
-        let (present, left) = (vec![None; size], vec![false; size]);
-        let members = Members { present, left, is_done: false, hangs: false };
-        Meeting { name, call, members: Mutex::new(members) }
+    pub(crate) fn new(world: WorldId, slot: Slot, call: Call, size: usize) -> Meeting {
+        let [left, skipped] = [vec![false; size], vec![false; size]];
+        let members =
+            Members { present: vec![None; size], left, skipped, is_done: false, hangs: false };
+        Meeting { world, slot, call, members: Mutex::new(members) }
     }
 
     fn members(&self) -> MutexGuard<'_, Members> {
@@ -47,18 +50,25 @@ impl Meeting {
         &self.call
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    /// Such as `collective 3 of communicator 1`.
+    pub(crate) fn name(&self) -> String {
+        self.slot.name(self.world)
+    }
+
+    pub(super) fn world(&self) -> WorldId {
+        self.world
     }
 
     /// Checks that member `member` calls what the others have called.
-    pub(crate) fn check(&self, member: usize, call: &Call, world: WorldId) -> Result<()> {
+    pub(crate) fn check(&self, member: usize, call: &Call) -> Result<()> {
         if self.call == *call {
             return Ok(());
         }
-        let first = self.members().present.iter().position(Option::is_some).unwrap_or_default();
-        let message = difference(&self.name, [(first, &self.call), (member, call)]);
-        Err(Refusal { code: INVALID_USAGE, message, fault_of: Some(world) })
+        let members = self.members();
+        let has_come = |it: &usize| members.present[*it].is_some() || members.skipped[*it];
+        let first = (0..members.present.len()).find(has_come).unwrap_or_default();
+        let message = difference(&self.name(), [(first, &self.call), (member, call)]);
+        Err(Refusal::fault(INVALID_USAGE, message, self.world))
     }
 
     /// Accepts a call that differs, if such calls hang: they end when they are aborted.
@@ -67,14 +77,55 @@ impl Meeting {
         if hangs { Ok(()) } else { Err(refusal) }
     }
 
-    /// Whether the data has been moved: all members have come.
+    /// Whether all members have come, and the data has been moved.
     pub(crate) fn is_done(&self) -> bool {
-        self.members().is_done
+        let members = self.members();
+        members.is_done || !members.skipped.contains(&false)
     }
 
     /// A member's operation.
     pub(crate) fn join(&self, member: usize, ticket: Ticket, buffers: Buffers) {
         self.members().present[member] = Some(Member { ticket, buffers });
+    }
+
+    /// A member's call moves nothing, and has no operation.
+    pub(crate) fn skip(&self, member: usize) {
+        self.members().skipped[member] = true;
+    }
+
+    /// When a rank called it; `None` if it is no member, `Some(None)` if it has no operation.
+    pub(super) fn ticket_of_rank(&self, rank: usize) -> Option<Option<Ticket>> {
+        let member = self.member_of_rank(rank)?;
+        Some(self.members().present[member].map(|it| it.ticket))
+    }
+
+    fn member_of_rank(&self, rank: usize) -> Option<usize> {
+        (0..self.members().present.len()).find(|member| self.slot.is_member(*member, rank))
+    }
+
+    /// Whether a member of this rank has not called it.
+    pub(super) fn is_missing(&self, rank: usize) -> bool {
+        self.member_of_rank(rank).is_some_and(|member| {
+            let members = self.members();
+            members.present[member].is_none() && !members.skipped[member]
+        })
+    }
+
+    /// Whether operations of other members wait for a rank that has not come, and none of them was aborted.
+    pub(super) fn waits_for(&self, rank: usize) -> bool {
+        let is_open = || {
+            let members = self.members();
+            !members.left.contains(&true) && members.present.iter().any(Option::is_some)
+        };
+        self.is_missing(rank) && is_open()
+    }
+
+    /// The fault of a rank that ends its communicator without this call.
+    pub(super) fn missing(&self, rank: usize) -> Refusal {
+        let (name, call) = (self.name(), self.call);
+        let message =
+            format!("{name}: rank {rank} ends its communicator without {call}, which others call");
+        Refusal::fault(INVALID_USAGE, message, self.world)
     }
 
     /// A member's operation ends without a result, and no other can end.

@@ -6,6 +6,7 @@
 //! - `group.rs`: calls between `ncclGroupStart` and `ncclGroupEnd`, and how calls become stream operations.
 //! - `sums.rs`: reductions; `element.rs`: their types.
 //! - `refusal.rs`: results that are not success.
+//! - `misuse.rs`, `order.rs`: what the library would not notice.
 //! - `hub.rs`, `link.rs`, `protocol.rs`: ranks in several processes.
 //!
 //! A call is an operation of a stream. It is *resident*, as a kernel that waits for its peers, once the
@@ -24,6 +25,8 @@ mod hub;
 pub(crate) mod id;
 pub(crate) mod link;
 pub(crate) mod meeting;
+mod misuse;
+mod order;
 mod protocol;
 pub(crate) mod refusal;
 pub(crate) mod sums;
@@ -37,10 +40,10 @@ use std::time::{Duration, Instant};
 
 use super::context::ContextHandle;
 use super::error::{Code, Error};
+use super::schedule::Stuck;
 use super::{Driver, State};
 use id::UniqueId;
 use link::Link;
-use meeting::Meeting;
 use refusal::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, Refusal, Result,
     SUCCESS, SYSTEM_ERROR, UNHANDLED_CUDA_ERROR, refused,
@@ -51,6 +54,8 @@ use world::{Communicator, CommunicatorHandle, World, check_join};
 const STEP: Duration = Duration::from_millis(1);
 /// How long `ncclCommDestroy` waits for ranks in other processes, whose calls need the hub of this one.
 const LEAVING: Duration = Duration::from_secs(5);
+/// From this version on, communicators can be aborted in a group.
+const GROUPED_ABORT: i32 = 22200;
 
 impl Driver {
     /// `ncclCommInitRankConfig`, on the device of the current context. A blocking call returns when all ranks
@@ -87,6 +92,8 @@ impl Driver {
             last: None,
             polls: if is_blocking { 0 } else { polls },
             is_finalized: false,
+            is_blocking,
+            grouped_by: None,
         };
         let mut state = self.lock();
         let handle = state.add_communicator(communicator)?;
@@ -155,6 +162,8 @@ impl Driver {
     pub(crate) fn finalize_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
         let mut state = self.lock();
         state.usable(handle)?;
+        let departed = state.depart(handle);
+        self.reported(&mut state, departed)?;
         state.nccl.table.get_mut(handle)?.is_finalized = true;
         Ok(())
     }
@@ -162,7 +171,7 @@ impl Driver {
     /// `ncclCommDestroy`: waits for the operations of the communicator, and for ranks in other processes if they
     /// need the hub of this one.
     pub(crate) fn destroy_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
-        let state = self.lock();
+        let mut state = self.lock();
         if state.executables.iter().any(|(_, graph)| graph.calls(handle)) {
             let Communicator { world, rank, .. } = state.nccl.table.get(handle)?;
             return refused(
@@ -170,6 +179,8 @@ impl Driver {
                 format!("rank {rank} of {world} is destroyed before graphs that call it"),
             );
         }
+        let departed = state.depart(handle);
+        self.reported(&mut state, departed)?;
         let last = state.nccl.table.get(handle)?.last;
         let mut state =
             self.wait(state, |state| last.is_none_or(|last| state.schedule.is_done(last)));
@@ -185,6 +196,14 @@ impl Driver {
     pub(crate) fn abort_communicator(&self, handle: CommunicatorHandle) -> Result<()> {
         let mut state = self.lock();
         let Communicator { world, rank, size, .. } = *state.nccl.table.get(handle)?;
+        if group::is_open() && self.configuration.nccl < GROUPED_ABORT {
+            let message = format!(
+                "rank {rank} of {world} is aborted in a group, which NCCL can do from 2.22 on; abort each \
+                 communicator on a thread of its own"
+            );
+            let refusal = Refusal::fault(INVALID_USAGE, message, world);
+            return self.reported(&mut state, Err(refusal));
+        }
         if let Some(world) = state.nccl.worlds.get(&world) {
             for (slot, meeting) in &world.meetings {
                 let own = (0..slot.members(size)).filter(|member| slot.is_member(*member, rank));
@@ -283,25 +302,15 @@ impl State {
         Ok(())
     }
 
-    /// Fails the contexts of all members of the world whose program is at fault. Returns what to report.
-    pub(crate) fn fail_for(&mut self, refusal: &Refusal) -> Option<Error> {
-        let world = self.nccl.worlds.get(&refusal.fault_of?)?;
-        let finding = Code::LaunchFailed.because(refusal.message.clone());
-        let members = world.members.iter().flatten();
-        let contexts = members.filter_map(|it| self.nccl.table.get(*it).ok()).map(|it| it.context);
-        for context in contexts.collect::<Vec<_>>() {
-            self.fail(context, finding.clone());
-        }
-        Some(finding)
-    }
-
     /// The operations that wait for each other, if nothing else can ever run, as an error.
     pub(crate) fn deadlock(&self) -> Option<(Vec<ContextHandle>, Error)> {
+        let device_of = |context| self.contexts.get(context).map_or(0, |it| it.device);
         let stuck = self.schedule.stuck();
-        let contexts: Vec<ContextHandle> = stuck.iter().map(|(context, _)| *context).collect();
-        let line = |(context, meeting): &(ContextHandle, Arc<Meeting>)| {
-            let device = self.contexts.get(*context).map_or(0, |it| it.device);
-            format!("GPU {device} waits in {}: {}", meeting.name(), meeting.call())
+        let contexts: Vec<ContextHandle> = stuck.iter().map(|it| it.context).collect();
+        let line = |Stuck { context, meeting, has_started }: &Stuck| {
+            let state = if *has_started { "waits in" } else { "has no room for" };
+            let (device, name) = (device_of(*context), meeting.name());
+            format!("GPU {device} {state} {name}: {}", meeting.call())
         };
         let lines: Vec<String> = stuck.iter().map(line).collect();
         (!lines.is_empty()).then(|| {

@@ -14,6 +14,13 @@ pub(crate) struct Refusal {
 
 pub(crate) type Result<T> = std::result::Result<T, Refusal>;
 
+impl Refusal {
+    /// What the library would not notice.
+    pub(crate) fn fault(code: i32, message: impl Into<String>, of: WorldId) -> Refusal {
+        Refusal { code, message: message.into(), fault_of: Some(of) }
+    }
+}
+
 /// Codes of `ncclResult_t`.
 pub(crate) const SUCCESS: i32 = 0;
 pub(crate) const UNHANDLED_CUDA_ERROR: i32 = 1;

@@ -1,7 +1,8 @@
 //! The communicators of a process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 use super::call::{Action, Buffers, Call, Kind, Part, Slot};
 use super::link::Link;
@@ -31,6 +32,9 @@ pub(crate) struct Communicator {
     /// How often a non-blocking call reports that it is in progress, after all ranks have come.
     pub(super) polls: u32,
     pub(super) is_finalized: bool,
+    pub(super) is_blocking: bool,
+    /// The thread whose open group calls it.
+    pub(super) grouped_by: Option<ThreadId>,
 }
 
 impl Named for Communicator {
@@ -68,6 +72,8 @@ pub(crate) struct World {
     pub(super) members: Vec<Option<CommunicatorHandle>>,
     /// Whether all members have come; some may have left since.
     pub(super) is_complete: bool,
+    /// The ranks that have finalized or destroyed their communicator, and make no more calls.
+    pub(super) departed: BTreeSet<usize>,
     pub(super) meetings: BTreeMap<Slot, Arc<Meeting>>,
 }
 
@@ -91,7 +97,12 @@ impl Communicators {
 
 impl World {
     pub(super) fn new(size: usize) -> World {
-        World { members: vec![None; size], is_complete: false, meetings: BTreeMap::new() }
+        World {
+            members: vec![None; size],
+            is_complete: false,
+            departed: BTreeSet::new(),
+            meetings: BTreeMap::new(),
+        }
     }
 }
 
