@@ -1,7 +1,8 @@
 //! Prints what the table assumes of NCCL, and what the library of this machine says. Needs no GPU.
 //! `scripts/prove/nccl-library` compares this with headers and libraries: `MESHGRAD_NCCL=.. nccl-report`
 
-use meshgrad_nccl::{Config, Functions, Library, Status};
+use meshgrad_nccl::Library;
+use meshgrad_nccl::raw::{Config, Functions, Status};
 
 fn main() -> meshgrad_error::Result<()> {
     let (fields, size) = Config::offsets();

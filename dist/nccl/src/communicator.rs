@@ -11,8 +11,11 @@ use meshgrad_error::{Result, bail, ensure, error};
 use meshgrad_mesh::GroupOptions;
 use meshgrad_runtime::{DType, GpuSlice, GpuSliceMut, StreamWork, is_capturing};
 
-use crate::functions::{Handle, Stream};
-use crate::{Config, Library, Status, UniqueId, Version};
+use crate::Library;
+use crate::config::Config;
+use crate::functions::{Handle, Stream, UniqueId};
+use crate::status::Status;
+use crate::version::Version;
 
 /// The time between polls of a call that is in progress.
 const POLL: Duration = Duration::from_micros(20);
@@ -50,7 +53,7 @@ impl Communicator {
     /// When NCCL refuses the arguments, or fails.
     pub fn begin(
         library: &'static Library,
-        id: UniqueId,
+        id: [u8; 128],
         [rank, size]: [usize; 2],
         options: &GroupOptions,
     ) -> Result<Communicator> {
@@ -61,7 +64,8 @@ impl Communicator {
         let (mut handle, mut config) = (ptr::null_mut(), Config::new(options));
         let init = library.functions().comm_init_rank_config;
         // SAFETY: the pointers are valid; the library copies what they point to.
-        let status = unsafe { init(&raw mut handle, ranks, id, rank, config.as_mut_ptr()) };
+        let status =
+            unsafe { init(&raw mut handle, ranks, UniqueId(id), rank, config.as_mut_ptr()) };
         if status != Status::IN_PROGRESS {
             library.check(status, "ncclCommInitRankConfig")?;
         }

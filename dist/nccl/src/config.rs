@@ -177,7 +177,7 @@ const OVERRIDES: [&str; 13] = [
 ];
 
 /// The variables of the environment that override options of groups, as `NAME=value`.
-pub fn overrides() -> Vec<String> {
+pub(crate) fn overrides() -> Vec<String> {
     let set = OVERRIDES.iter().filter_map(|name| Some((name, env::var(name).ok()?)));
     set.map(|(name, value)| format!("{name}={value}")).collect()
 }

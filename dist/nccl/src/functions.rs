@@ -5,7 +5,8 @@ use std::ffi::{c_char, c_int, c_void};
 use libloading::Library as Dynamic;
 use meshgrad_error::{Error, Result, error};
 
-use crate::{Status, Version};
+use crate::status::Status;
+use crate::version::Version;
 
 /// A communicator of the library, `ncclComm_t`.
 pub type Handle = *mut c_void;

@@ -12,8 +12,13 @@ mod status;
 mod version;
 
 pub use communicator::{Call, Communicator};
-pub use config::{Config, overrides};
-pub use functions::{Functions, Handle, UniqueId};
 pub use library::Library;
-pub use status::Status;
-pub use version::Version;
+
+/// What tests and reports need to call the functions without [`Communicator`].
+#[doc(hidden)]
+pub mod raw {
+    pub use crate::config::Config;
+    pub use crate::functions::{Functions, Handle, UniqueId};
+    pub use crate::status::Status;
+    pub use crate::version::Version;
+}

@@ -8,7 +8,10 @@ use std::sync::OnceLock;
 use libloading::Library as Dynamic;
 use meshgrad_error::{Error, Result, ensure, error};
 
-use crate::{Functions, Status, UniqueId, Version};
+use crate::config::overrides;
+use crate::functions::{Functions, UniqueId};
+use crate::status::Status;
+use crate::version::Version;
 
 /// The environment variable with the path of the library. Without it, the dynamic linker looks for the library.
 const VARIABLE: &str = "MESHGRAD_NCCL";
@@ -102,11 +105,13 @@ impl Library {
     }
 
     /// Its functions.
+    #[doc(hidden)]
     pub fn functions(&self) -> &Functions {
         &self.functions
     }
 
     /// Its version.
+    #[doc(hidden)]
     pub fn version(&self) -> Version {
         self.version
     }
@@ -122,18 +127,19 @@ impl Library {
     ///
     /// # Errors
     /// When the library has no network interface to listen on.
-    pub fn unique_id(&self) -> Result<UniqueId> {
+    pub fn unique_id(&self) -> Result<[u8; 128]> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: the pointer is valid.
         let status = unsafe { (self.functions.get_unique_id)(&raw mut id) };
         self.check(status, "ncclGetUniqueId")?;
-        Ok(id)
+        Ok(id.0)
     }
 
     /// Whether a call of `function` succeeded.
     ///
     /// # Errors
     /// When not, with the library's last message, which can be that of another call.
+    #[doc(hidden)]
     pub fn check(&self, status: Status, function: &str) -> Result<()> {
         if status == Status::SUCCESS {
             return Ok(());
@@ -149,16 +155,17 @@ impl Library {
         Err(Error::new(status.kind(), what))
     }
 
-    /// Such as `NCCL 2.30.7 (libnccl.so.2)`, and the variables that [override](crate::overrides) the options of groups.
+    /// Such as `NCCL 2.30.7 (libnccl.so.2)`, and the variables that override the options of groups.
     pub fn describe(&self) -> String {
         let library = format!("NCCL {} ({})", self.version, self.path.display());
-        match crate::overrides() {
+        match overrides() {
             set if set.is_empty() => library,
             set => format!("{library}; options of groups are overridden by {}", set.join(", ")),
         }
     }
 
     /// The library's own text for a result.
+    #[doc(hidden)]
     pub fn text(&self, status: Status) -> String {
         // SAFETY: takes any number and returns a constant.
         text(unsafe { (self.functions.get_error_string)(status) })

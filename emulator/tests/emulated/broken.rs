@@ -11,7 +11,8 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use cudarc::driver::{CudaStream, DevicePtr, result, sys};
-use meshgrad_nccl::{Handle, Library, Status, UniqueId};
+use meshgrad_nccl::Library;
+use meshgrad_nccl::raw::{Handle, Status, UniqueId};
 
 use crate::emulated::{self, report};
 use crate::nccl::{EndOnPanic, F32, Rank, SUM, join_second, library};
@@ -299,7 +300,7 @@ fn broken_child() {
     let is_wrong = mistake == "wrong";
     let program = PROGRAMS.iter().find(|it| it.finding == finding).unwrap();
     let library = library();
-    let [first, second, id_of_blocking] = [(); 3].map(|()| library.unique_id().unwrap());
+    let [first, second, id_of_blocking] = [(); 3].map(|()| UniqueId(library.unique_id().unwrap()));
     let (meet, messages, buffers) = (Barrier::new(2), Mutex::default(), Default::default());
     let run = |rank: usize| {
         let _guard = EndOnPanic;

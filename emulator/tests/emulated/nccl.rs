@@ -8,7 +8,8 @@ use std::thread;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr};
 use meshgrad_mesh::GroupOptions;
-use meshgrad_nccl::{Config, Functions, Handle, Library, Status, UniqueId};
+use meshgrad_nccl::Library;
+use meshgrad_nccl::raw::{Config, Functions, Handle, Status, UniqueId};
 
 use crate::emulated;
 
@@ -102,7 +103,7 @@ impl Drop for EndOnPanic {
 /// Calls `body` on a thread per rank.
 pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
     let library = library();
-    let (id, body) = (library.unique_id().unwrap(), &body);
+    let (id, body) = (library.unique_id().map(UniqueId).unwrap(), &body);
     thread::scope(|scope| {
         let rank = |rank| {
             scope.spawn(move || {
@@ -275,7 +276,7 @@ fn a_graph_of_some_ranks_is_found() {
 #[test]
 fn misuse_is_refused() {
     let library = library();
-    let id = library.unique_id().unwrap();
+    let id = library.unique_id().map(UniqueId).unwrap();
     let context = CudaContext::new_non_primary(0, 0).unwrap();
     let rank = |communicator| Rank {
         library,
@@ -363,7 +364,7 @@ pub(crate) fn join_second(rank: &Rank, id: UniqueId) -> Handle {
 /// A rank that aborts ends its own collective only.
 #[test]
 fn each_rank_must_abort() {
-    let id = library().unique_id().unwrap();
+    let id = library().unique_id().map(UniqueId).unwrap();
     let waited = on_ranks(3, |rank| {
         let second = join_second(rank, id);
         let is_missing = rank.rank == 2;

@@ -9,7 +9,8 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, DevicePtr};
-use meshgrad_nccl::{Handle, Library, Status, UniqueId};
+use meshgrad_nccl::Library;
+use meshgrad_nccl::raw::{Handle, Status, UniqueId};
 
 use crate::emulated::report;
 use crate::nccl::{
@@ -133,7 +134,7 @@ fn child() {
     });
     let words: Vec<&str> = role.split(' ').collect();
     let (library, rank) = (library(), words[1].parse().unwrap());
-    say(&hex(library.unique_id().unwrap().0));
+    say(&hex(library.unique_id().unwrap()));
     let ids: Vec<_> = (0..SIZE).map(|_| from_hex(&hear()).try_into().unwrap()).collect();
     let ids: Vec<UniqueId> = ids.into_iter().map(UniqueId).collect();
     let join = |id: usize| Rank::join(library, ids[id], rank, SIZE);
@@ -236,7 +237,7 @@ fn agree(rank: &Rank, second: UniqueId) {
 
 #[test]
 fn processes_get_the_bits_of_threads() {
-    let second = library().unique_id().unwrap();
+    let second = library().unique_id().map(UniqueId).unwrap();
     let of_threads = on_ranks(SIZE, |rank| {
         let second = join_second(rank, second);
         let results = results(rank, second);

@@ -45,7 +45,7 @@ impl NcclConnector {
     fn create(&self, ranks: &Arc<dyn Communicator>) -> Result<Arc<Created>> {
         let library = self.settings.library;
         let id = match ranks.index() {
-            0 => library.unique_id()?.0,
+            0 => library.unique_id()?,
             _ => [0; 128],
         };
         let id = Tensor::from_slice(&self.host, &[id.len()], &id)?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use meshgrad_error::{Error, bail, error};
 use meshgrad_mesh::Group;
-use meshgrad_nccl::{Communicator as Raw, UniqueId};
+use meshgrad_nccl::Communicator as Raw;
 use meshgrad_runtime::{Completion, Pending, Result, Tensor};
 
 use super::settings::Settings;
@@ -57,8 +57,7 @@ impl NewCommunicator {
         self.settings.device.bind()?;
         let place = [self.index, self.group.len()];
         let options = self.group.options();
-        let raw =
-            Raw::begin(self.settings.library, UniqueId(id), place, options).map_err(&failed)?;
+        let raw = Raw::begin(self.settings.library, id, place, options).map_err(&failed)?;
         let raw = Arc::new(raw);
         self.watch.add(&raw);
         while !raw.is_ready().map_err(&failed)? {

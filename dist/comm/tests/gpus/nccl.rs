@@ -13,7 +13,10 @@ use meshgrad_runtime::{DType, Device, Error, ErrorKind, Pending, Result, Tensor,
 use super::{GPUS, STREAMS, gpu, in_each_order_with, is_real};
 
 /// Wrong collectives wait without end, as those of NCCL.
-const HANGS: [(&str, &str); 1] = [("MESHGRAD_EMULATOR_HANGS", "1")];
+const HANGS: [(&str, &str); 2] =
+    [("MESHGRAD_EMULATOR_HANGS", "1"), ("MESHGRAD_EMULATOR_NCCL", "2.19")];
+/// A GPU has room for one collective at a time.
+const NO_ROOM: [(&str, &str); 1] = [("MESHGRAD_EMULATOR_RESIDENT", "1")];
 /// Communicators have streams of their own.
 const IN_ORDER: [(&str, &str); 1] = [("NCCL_LAUNCH_ORDER_IMPLICIT", "1")];
 /// The memory of graphs is kept until there is no other, which would be more than the host has.
@@ -64,7 +67,7 @@ fn check(communicator: &dyn Communicator, is_tree: bool, counts: &[usize]) -> Re
 
 #[test]
 fn worlds_conform() {
-    in_each_order(1, &[], "nccl::worlds_conform", &STREAMS, || {
+    in_each_order(1, &NO_ROOM, "nccl::worlds_conform", &STREAMS, || {
         for ranks in [1, 2, 3, 5].into_iter().filter(|it| *it <= most_ranks()) {
             let checked = over_nccl(ranks, |rank| check(&*rank.world()?, false, &[0, 1, 7]));
             checked.unwrap_or_else(|error| panic!("{ranks} ranks: {error:#}"));
@@ -163,7 +166,7 @@ fn groups_in_another_order_conform() {
 /// Control channels pass collectives that wait.
 #[test]
 fn messages_pass_collectives_that_wait() {
-    in_each_order(3, &[], "nccl::messages_pass_collectives_that_wait", &STREAMS[..2], || {
+    in_each_order(3, &NO_ROOM, "nccl::messages_pass_collectives_that_wait", &STREAMS[..2], || {
         over_nccl(3, |rank| conformance::check_control(&rank)).unwrap();
     });
 }

@@ -6,7 +6,8 @@ use std::fs;
 
 use meshgrad_error::Kind;
 use meshgrad_mesh::GroupOptions;
-use meshgrad_nccl::{Config, Library, Status, Version};
+use meshgrad_nccl::Library;
+use meshgrad_nccl::raw::{Config, Status, Version};
 
 fn refusal(path: &str) -> (Kind, String) {
     let error = Library::named(Some(OsStr::new(path))).unwrap_err();

@@ -53,9 +53,9 @@ impl Stepping {
         Ok(statistics)
     }
 
-    /// Three steps in a graph, which is captured after the first step. With too few slots for the tokens of experts a
+    /// Two steps in a graph, which is captured after the first step. With too few slots for the tokens of experts a
     /// step changes nothing, and is captured anew with those that it needs.
-    fn three_in_graphs(&mut self, device: &Device) -> Result<()> {
+    fn two_in_graphs(&mut self, device: &Device) -> Result<()> {
         if self.model.sparse_blocks().count() > 0 {
             self.model.sparse_blocks().for_each(|moe| moe.set_slots(1));
             let before = weights(&self.model)?;
@@ -69,7 +69,7 @@ impl Stepping {
             ops::fill_into(&self.overflow, 0.0)?;
         }
         let mut graph = device.capture(|| self.work())?;
-        for step in 2..=4 {
+        for step in 2..=3 {
             self.begin(step)?;
             graph.launch()?;
         }
@@ -78,7 +78,7 @@ impl Stepping {
     }
 }
 
-/// What each rank has of the weights after four steps.
+/// What each rank has of the weights after three steps.
 fn trained(of: &Combination, in_graphs: bool) -> Vec<Vec<Share>> {
     let config = of.config();
     let ran = Local::new(of.ranks()).threads(1).launch(|rank| -> Result<Vec<Share>> {
@@ -86,12 +86,12 @@ fn trained(of: &Combination, in_graphs: bool) -> Vec<Vec<Share>> {
         let ranks = RunRanks::new(&rank, &config)?;
         ranks.on_mesh(|| {
             let mut stepping = Stepping::new(of, &ranks, rank.device())?;
-            for step in 1..=if in_graphs { 1 } else { 4 } {
+            for step in 1..=if in_graphs { 1 } else { 3 } {
                 stepping.begin(step)?;
                 stepping.work()?;
             }
             if in_graphs {
-                stepping.three_in_graphs(rank.device())?;
+                stepping.two_in_graphs(rank.device())?;
             }
             weights(&stepping.model)
         })

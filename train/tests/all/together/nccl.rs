@@ -13,7 +13,8 @@ use crate::together::{One, differences, is_exhaustive};
 const CHILD: &str = "MESHGRAD_TEST_CHILD";
 const GPUS: usize = 8;
 
-/// Runs `body` in a child process with sums in random orders, and with `MESHGRAD_EXHAUSTIVE` in rings, too.
+/// Runs `body` in a child process with sums in random orders, and with `MESHGRAD_EXHAUSTIVE` in rings, too. A GPU has
+/// room for one collective at a time.
 pub(super) fn on_gpus(test: &str, body: impl FnOnce()) {
     if env::var_os(CHILD).is_some() {
         return body();
@@ -24,6 +25,7 @@ pub(super) fn on_gpus(test: &str, body: impl FnOnce()) {
             .env(CHILD, "1")
             .env("MESHGRAD_EMULATOR_DEVICES", GPUS.to_string())
             .env("MESHGRAD_EMULATOR_SUMS", sums)
+            .env("MESHGRAD_EMULATOR_RESIDENT", "1")
             .status();
         assert!(child.unwrap().success(), "{test} with sums in {sums}");
     }
