@@ -270,8 +270,15 @@ impl State {
         }
     }
 
+    /// Starts collectives that wait for no operation, as long as there is room.
+    fn start_collectives(&mut self) {
+        for meetings in self.schedule.start_collectives() {
+            meetings.iter().for_each(|(meeting, member)| meeting.begin(*member, &self.space));
+        }
+    }
+
     fn start(&mut self) -> Option<Started> {
-        self.schedule.start_collectives();
+        self.start_collectives();
         let (space, contexts) = (&self.space, &self.contexts);
         let has_failed = |context| contexts.get(context).is_ok_and(|it| it.failure.is_some());
         self.schedule.start(has_failed, |work| work.may_run(space))

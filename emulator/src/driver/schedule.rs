@@ -12,7 +12,7 @@ use super::configuration::StreamOrder;
 use super::context::ContextHandle;
 use super::nccl::meeting::Meeting;
 pub(crate) use super::ticket::Ticket;
-use super::work::Work;
+use super::work::{Meetings, Work};
 use crate::machine::random::Random;
 
 /// Pending and running operations.
@@ -122,11 +122,7 @@ impl Schedule {
         may_run: impl Fn(&Work) -> bool,
     ) -> Option<Started> {
         let (pending, resident) = (&self.pending, &self.resident);
-        let is_limited = self.resident_limit.is_some();
-        let is_resident = |ticket| match is_limited && pending.contains_key(&ticket) {
-            true => resident.contains(&ticket),
-            false => pending.get(&ticket).is_none_or(|it| it.after.is_empty()),
-        };
+        let is_resident = |ticket| !pending.contains_key(&ticket) || resident.contains(&ticket);
         let can_end = |work: &Work| {
             let mut meetings = work.meetings().iter();
             meetings.all(|(meeting, member)| meeting.can_end(*member, is_resident))
@@ -145,9 +141,10 @@ impl Schedule {
         Some(Started { ticket, context: operation.context, work: operation.work.take()? })
     }
 
-    /// Starts collectives that wait for no operation, as long as there is room.
-    pub(crate) fn start_collectives(&mut self) {
-        while self.resident_limit.is_some() {
+    /// Starts collectives that wait for no operation, as long as there is room. Returns them.
+    pub(crate) fn start_collectives(&mut self) -> Vec<Meetings> {
+        let mut started = Vec::new();
+        loop {
             let may_start = |ticket: &&Ticket| {
                 let is_collective = |it: &&Operation| matches!(it.work, Some(Work::Meet(_)));
                 let waiting = self.pending.get(ticket).filter(is_collective);
@@ -156,9 +153,14 @@ impl Schedule {
             };
             let waiting: Vec<Ticket> = self.ready.iter().filter(may_start).copied().collect();
             let Some(ticket) = one_of(waiting.into_iter(), &mut self.draw) else {
-                return;
+                return started;
             };
             self.resident.insert(ticket);
+            if let Some(Work::Meet(meetings)) =
+                self.pending.get(&ticket).and_then(|it| it.work.as_ref())
+            {
+                started.push(meetings.clone());
+            }
         }
     }
 

@@ -12,6 +12,9 @@ use super::launch::KernelCall;
 use super::nccl::link::Exchange;
 use super::nccl::meeting::Meeting;
 
+/// Calls that are one operation, and this rank's place in each.
+pub(crate) type Meetings = Arc<[(Arc<Meeting>, usize)]>;
+
 /// A stream operation.
 #[derive(Clone)]
 pub(crate) enum Work {
@@ -41,8 +44,8 @@ pub(crate) enum Work {
     Free {
         address: u64,
     },
-    /// A collective, or transfers that run together: the meetings, and this rank's place in each.
-    Meet(Arc<[(Arc<Meeting>, usize)]>),
+    /// A collective, or transfers that run together.
+    Meet(Meetings),
     /// Sends the data of a collective, or of transfers that run together, to ranks in other processes.
     Post(Arc<Exchange>),
     /// Waits for the data that these ranks send, and writes it.

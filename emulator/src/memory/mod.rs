@@ -220,6 +220,15 @@ impl AddressSpace {
         Ok(())
     }
 
+    /// Makes bytes as if they had never been written.
+    pub(crate) fn forget(&self, address: u64, bytes: usize) -> Result<(), MemoryError> {
+        if bytes > 0 {
+            let (allocation, offset) = self.range(address, bytes)?;
+            allocation.initialized().unset(offset, bytes);
+        }
+        Ok(())
+    }
+
     /// Writes `pattern` `count` times.
     ///
     /// # Errors

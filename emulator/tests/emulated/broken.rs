@@ -10,7 +10,8 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-use cudarc::driver::{CudaStream, DevicePtr, result, sys};
+use cudarc::driver::{CudaStream, DevicePtr, LaunchConfig, PushKernelArg, result, sys};
+use cudarc::nvrtc::Ptx;
 use meshgrad_nccl::Library;
 use meshgrad_nccl::raw::{Handle, Status, UniqueId};
 
@@ -22,6 +23,21 @@ const PROGRAM: &str = "MESHGRAD_TEST_PROGRAM";
 const ORDERS: [&str; 4] = ["ordered", "random:1", "random:2", "random:3"];
 const ONE_AT_A_TIME: (&str, &str) = ("MESHGRAD_EMULATOR_RESIDENT", "1");
 const OLD: (&str, &str) = ("MESHGRAD_EMULATOR_NCCL", "2.19");
+
+const READS: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry reads(.param .u64 x) {
+    .reg .u64 %rd;
+    .reg .f32 %f;
+    .reg .pred %p;
+    ld.param.u64 %rd, [x];
+    ld.global.f32 %f, [%rd];
+    setp.lt.f32 %p, %f, 0f00000000;
+    @%p trap;
+    ret;
+}";
 
 struct Program {
     /// A part of the report.
@@ -117,6 +133,18 @@ const PROGRAMS: &[Program] = &[
     program("overlap, but not in place", |it| {
         it.all_reduce(it.first, 0, it.x, it.x + if it.is_wrong { 8 } else { 0 }, 4);
     }),
+    // A kernel on another stream reads what is received, and does not wait for it.
+    program("which was never written", |it| {
+        if it.rank == 0 {
+            it.all_reduce(it.first, 0, it.x, it.x + 128, 4);
+            it.read(usize::from(it.is_wrong), it.x + 128);
+            let _ = if it.is_wrong { it.streams[1].synchronize() } else { Ok(()) }; // seen below
+        }
+        it.meet.wait();
+        if it.rank == 1 && !it.is_wrong {
+            it.all_reduce(it.first, 0, it.x, it.x + 128, 4);
+        }
+    }),
     program("was freed before it ran", |it| {
         // SAFETY: the use after the free is what is tested.
         let x = unsafe { result::malloc_async(it.streams[0].cu_stream(), 16) }.unwrap();
@@ -204,6 +232,16 @@ impl Part<'_> {
         let (all_reduce, on) = (self.library.functions().all_reduce, self.on(stream));
         // SAFETY: the buffers have this size, or are wrong and checked.
         self.check(unsafe { all_reduce(from, to, count, F32, SUM, communicator as Handle, on) });
+    }
+
+    /// Starts a kernel that compares the element at `x`.
+    fn read(&self, stream: usize, x: u64) {
+        let module = self.streams[0].context().load_module(Ptx::from_src(READS)).unwrap();
+        let kernel = module.load_function("reads").unwrap();
+        let mut launch = self.streams[stream].launch_builder(&kernel);
+        // SAFETY: the kernel reads one element.
+        let _ = unsafe { launch.arg(&x).launch(LaunchConfig::for_num_elems(1)) }; // seen later
+        std::mem::forget(kernel); // unloading it would wait for the stream
     }
 
     fn reduce(&self, communicator: usize, stream: usize, count: usize) {

@@ -122,19 +122,27 @@ impl Call {
         }
     }
 
+    /// Whether the buffers of member `rank` of `size` overlap as the library allows.
+    pub(super) fn is_in_place(&self, buffers: Buffers, rank: usize, size: usize) -> bool {
+        let Buffers { send, receive } = buffers;
+        let (sent, received) = self.extents(rank, size);
+        let own = (rank * self.element.bytes_of(self.count)) as u64;
+        sent > 0
+            && received > 0
+            && match self.kind {
+                Kind::AllGather => send == receive + own,
+                Kind::ReduceScatter(_) => receive == send + own,
+                Kind::AllToAll => false,
+                _ => send == receive,
+            }
+    }
+
     /// Whether the buffers of member `rank` of `size` overlap, but not as the library allows.
     pub(super) fn overlaps(&self, buffers: Buffers, rank: usize, size: usize) -> bool {
         let Buffers { send, receive } = buffers;
         let (sent, received) = self.extents(rank, size);
-        let own = (rank * self.element.bytes_of(self.count)) as u64;
-        let is_in_place = match self.kind {
-            Kind::AllGather => send == receive + own,
-            Kind::ReduceScatter(_) => receive == send + own,
-            Kind::AllToAll => false,
-            _ => send == receive,
-        };
         let are_apart = send + sent as u64 <= receive || receive + received as u64 <= send;
-        sent > 0 && received > 0 && !are_apart && !is_in_place
+        sent > 0 && received > 0 && !are_apart && !self.is_in_place(buffers, rank, size)
     }
 
     /// Moves the data between the members, in the order of their ranks.

@@ -290,7 +290,7 @@ impl State {
         for ((meeting, member), part) in meetings.iter().zip(parts) {
             meeting.join(*member, ticket, part.buffers);
         }
-        self.schedule.start_collectives();
+        self.start_collectives();
         Ok(ticket)
     }
 

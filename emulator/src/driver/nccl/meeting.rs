@@ -154,6 +154,20 @@ impl Meeting {
         members.is_done || is_open || all_present()
     }
 
+    /// The operation of `member` waits for its peers. What it receives has no value until it ends, so that a
+    /// program which reads it too early is found; except in place.
+    pub(crate) fn begin(&self, member: usize, space: &AddressSpace) {
+        let members = self.members();
+        let Some(Member { buffers, .. }) = members.present[member] else {
+            return;
+        };
+        if !self.call.is_in_place(buffers, member, members.present.len()) {
+            let (_, received) = self.call.extents(member, members.present.len());
+            // Memory that is not valid any more is reported when the operation runs.
+            let _ = space.forget(buffers.receive, received);
+        }
+    }
+
     /// Moves the data of all members, once.
     pub(crate) fn run(
         &self,
