@@ -160,20 +160,22 @@ impl Config {
 }
 
 /// Variables of the environment that NCCL prefers to the configuration.
-const OVERRIDES: [&str; 13] = [
+const OVERRIDES: [&str; 15] = [
     "NCCL_COMM_BLOCKING",
     "NCCL_CGA_CLUSTER_SIZE",
     "NCCL_MIN_CTAS",
     "NCCL_MAX_CTAS",
     "NCCL_NET",
     "NCCL_COMM_SPLIT_SHARE_RESOURCES",
-    "NCCL_IB_TC",
+    "NCCL_COMM_SHRINK_SHARE_RESOURCES",
     "NCCL_COLLNET_ENABLE",
     "NCCL_CTA_POLICY",
     "NCCL_NVLS_NCHANNELS",
     "NCCL_NCHANNELS_PER_NET_PEER",
+    "NCCL_NVLINK_UTIL_CENTRIC_SCHED_ENABLE",
     "NCCL_GRAPH_MIXING_SUPPORT",
-    "NCCL_LAUNCH_ORDER_IMPLICIT",
+    "NCCL_GRAPH_STREAM_ORDERING",
+    "NCCL_NUM_RMA_CTX",
 ];
 
 /// The variables of the environment that override options of groups, as `NAME=value`.

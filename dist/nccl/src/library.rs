@@ -119,8 +119,11 @@ impl Library {
     /// Whether each GPU starts its collectives in the order of the program, on whatever streams. Otherwise a GPU may
     /// start those of two communicators in another order than its peer, and both wait.
     pub fn orders_launches(&self) -> bool {
-        let asks = || env::var(LAUNCH_ORDER).is_ok_and(|it| it == "1");
-        self.version >= CONFIGURED_ORDER || (self.version >= LAUNCHES_IN_ORDER && asks())
+        match env::var(LAUNCH_ORDER).as_deref() {
+            Ok("1") => self.version >= LAUNCHES_IN_ORDER,
+            Ok(_) => false,
+            Err(_) => self.version >= CONFIGURED_ORDER,
+        }
     }
 
     /// A new id, for one communicator. A thread of this process serves it until all ranks have joined.

@@ -1,5 +1,5 @@
-//! Over NCCL, between emulated GPUs. The emulator reads the number of GPUs once per process, so each test runs
-//! itself in a child process.
+//! Over NCCL, between emulated GPUs. The emulator reads the number of GPUs once per process, and a fault ends a GPU, so
+//! each test runs its cases in child processes.
 
 use std::env;
 use std::process::Command;
@@ -10,24 +10,26 @@ use crate::together::planted::Planted;
 use crate::together::run::{Over, on_ranks_over};
 use crate::together::{One, differences, is_exhaustive};
 
+/// The case of a child.
 const CHILD: &str = "MESHGRAD_TEST_CHILD";
 const GPUS: usize = 8;
 
-/// Runs `body` in a child process with sums in random orders, and with `MESHGRAD_EXHAUSTIVE` in rings, too. A GPU has
+/// Runs `body` with each case below `cases` in a child process with sums in random orders, and with `MESHGRAD_EXHAUSTIVE` in rings, too. A GPU has
 /// room for one collective at a time.
-pub(super) fn on_gpus(test: &str, body: impl FnOnce()) {
-    if env::var_os(CHILD).is_some() {
-        return body();
+pub(super) fn on_gpus(test: &str, cases: usize, body: impl FnOnce(usize)) {
+    if let Ok(case) = env::var(CHILD) {
+        return body(case.parse().unwrap());
     }
-    for sums in ["perturbed:1", "ring"].into_iter().take(1 + usize::from(is_exhaustive())) {
+    let sums = ["perturbed:1", "ring"].into_iter().take(1 + usize::from(is_exhaustive()));
+    for (sums, case) in sums.flat_map(|sums| (0..cases).map(move |case| (sums, case))) {
         let child = Command::new(env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture"])
-            .env(CHILD, "1")
+            .env(CHILD, case.to_string())
             .env("MESHGRAD_EMULATOR_DEVICES", GPUS.to_string())
             .env("MESHGRAD_EMULATOR_SUMS", sums)
             .env("MESHGRAD_EMULATOR_RESIDENT", "1")
             .status();
-        assert!(child.unwrap().success(), "{test} with sums in {sums}");
+        assert!(child.unwrap().success(), "{test}, case {case} with sums in {sums}");
     }
 }
 
@@ -53,7 +55,7 @@ pub(super) fn along(degrees: &[(&'static str, usize)], model: Kind) -> Combinati
 
 #[test]
 fn ranks_train_over_nccl_as_one_rank() {
-    on_gpus("together::nccl::ranks_train_over_nccl_as_one_rank", || {
+    on_gpus("together::nccl::ranks_train_over_nccl_as_one_rank", 1, |_| {
         let of = along(&[("dp_shard", 2), ("tp", 2), ("ep", 2)], Kind::Experts);
         let one = check(&of);
         assert_ne!(compare(&of, &one, Planted::ExpertFactor), [""; 0]);
@@ -82,16 +84,16 @@ fn three_degrees_train_over_nccl_as_one_rank() {
     if !is_exhaustive() {
         return;
     }
-    on_gpus("together::nccl::three_degrees_train_over_nccl_as_one_rank", || {
-        for degrees in THREE_DEGREES {
-            let of = along(&degrees, Kind::Experts);
-            let schedule = (of.degree("pp") > 1).then_some("1f1b");
-            let ring = of.degree("cp_shard") > 1;
-            let of = Combination { schedule, ring, sequence_parallel: of.degree("tp") > 1, ..of };
-            let one = check(&of);
-            for fault in [Planted::MicrobatchFactor, Planted::WrongDomain] {
-                assert_ne!(compare(&of, &one, fault), [""; 0], "{of}, {fault:?}");
-            }
-        }
+    let test = "together::nccl::three_degrees_train_over_nccl_as_one_rank";
+    on_gpus(test, 2 * THREE_DEGREES.len(), |case| {
+        let of = along(&THREE_DEGREES[case / 2], Kind::Experts);
+        let schedule = (of.degree("pp") > 1).then_some("1f1b");
+        let ring = of.degree("cp_shard") > 1;
+        let of = Combination { schedule, ring, sequence_parallel: of.degree("tp") > 1, ..of };
+        let (one, fault) = match case % 2 {
+            0 => (check(&of), Planted::MicrobatchFactor),
+            _ => (One::of(&of), Planted::WrongDomain),
+        };
+        assert_ne!(compare(&of, &one, fault), [""; 0], "{of}, {fault:?}");
     });
 }
