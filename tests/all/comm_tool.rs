@@ -26,15 +26,22 @@ fn comm_checks_nccl_between_threads_and_processes() {
     let dir = TestDir::new();
     let mut threads =
         dir.command(&[&arguments[..], &["--ranks", "2", "--transport", "nccl"]].concat());
-    let threads = Output::of(threads.env("MESHGRAD_EMULATOR_DEVICES", "2")).success();
-    let launched = ["launch", "-n", "3", "--", MESHGRAD];
-    let processes = dir.succeeds(&[&launched[..], &arguments].concat());
-    for (output, ranks) in
-        [(&threads, "2 ranks over NCCL 2.28.7 ("), (&processes, "3 ranks over NCCL 2.28.7 (")]
-    {
-        assert!(output.contains(ranks) && output.contains("), each with emulator:0"), "{output}");
+    let variables = [("MESHGRAD_EMULATOR_DEVICES", "2"), ("NCCL_MAX_CTAS", "4")];
+    let threads = Output::of(threads.envs(variables)).success();
+    assert!(threads.contains("options of groups are overridden by NCCL_MAX_CTAS=4"), "{threads}");
+    let counts: &[&str] = match std::env::var_os("MESHGRAD_EXHAUSTIVE") {
+        Some(_) => &["2", "3", "4", "8"],
+        None => &["3"],
+    };
+    let processes = counts.iter().map(|count| {
+        let launched = ["launch", "-n", count, "--", MESHGRAD];
+        (*count, dir.succeeds(&[&launched[..], &arguments].concat()))
+    });
+    for (ranks, output) in processes.chain([("2", threads)]) {
+        assert!(output.contains(&format!("{ranks} ranks over NCCL 2.28.7 (")), "{output}");
+        assert!(output.contains(", each with emulator:0"), "{output}");
+        assert!(output.contains("bit for bit as expected"), "{output}");
     }
-    assert!(processes.contains("bit for bit as expected"), "{processes}");
 
     for (arguments, expected) in [
         (

@@ -92,7 +92,9 @@ fn three_degrees_train_over_nccl_as_one_rank() {
         let of = Combination { schedule, ring, sequence_parallel: of.degree("tp") > 1, ..of };
         let (one, fault) = match case % 2 {
             0 => (check(&of), Planted::MicrobatchFactor),
-            _ => (One::of(&of), Planted::WrongDomain),
+            _ if of.degree("tp") > 1 => (One::of(&of), Planted::WrongDomain),
+            _ if of.degree("ep") > 1 => (One::of(&of), Planted::ExpertFactor),
+            _ => (One::of(&of), Planted::ContextFactor),
         };
         assert_ne!(compare(&of, &one, fault), [""; 0], "{of}, {fault:?}");
     });
