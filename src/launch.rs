@@ -21,7 +21,7 @@ pub(crate) struct LaunchArguments {
     /// Also write the output of each rank to a file in this folder: DIR/rank-N.log.
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// When a rank fails, start all anew, up to N times; `meshgrad train` then resumes from its last checkpoint.
+    /// Restart all ranks when one fails, up to N times; `meshgrad train` resumes from its last checkpoint.
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: usize,
     /// After `--`: the program and its arguments.

@@ -18,9 +18,10 @@ const VARIABLE: &str = "MESHGRAD_NCCL";
 /// NVIDIA's packages and wheels have the first one, developer packages also the second.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// From this version on, this variable asks for the program's order of launches, and from the next on the configuration.
+/// From this version on, a variable of the environment asks for the program's order of launches.
 const LAUNCHES_IN_ORDER: Version = Version { major: 2, minor: 26, patch: 0 };
 const LAUNCH_ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
+/// From this version on, the configuration asks for it.
 const CONFIGURED_ORDER: Version = Version { major: 2, minor: 31, patch: 0 };
 
 /// An open library.

@@ -42,7 +42,7 @@ pub(crate) enum NodeKind {
     Wait(EventHandle),
     Allocate(u64),
     Free(u64),
-    /// Calls of a communicator that start together. Each launch calls them anew.
+    /// Calls of a communicator that start together. Each launch makes these calls again.
     Calls(CommunicatorHandle, Arc<[Action]>),
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Schedule {
     ready: BTreeSet<Ticket>,
     /// How many collectives of a context may run at a time: each occupies the GPU while it waits for its peers.
     resident_limit: Option<usize>,
-    /// The collectives that have started and are not done, with a limit only.
+    /// The collectives that have started and are not done.
     resident: BTreeSet<Ticket>,
     next: u64,
     /// How many have finished.
@@ -164,7 +164,7 @@ impl Schedule {
         }
     }
 
-    /// Whether a collective of `context` can start, once those that `end` are done. Contexts share a GPU in turns, so
+    /// Whether a collective of `context` can start, once those that `end` are done. Contexts take turns on a GPU, so
     /// others do not matter.
     fn has_room(&self, context: ContextHandle, end: impl Fn(&Ticket) -> bool) -> bool {
         let is_of =
@@ -208,7 +208,7 @@ impl Schedule {
             .filter(|(ticket, it)| it.after.is_empty() && !possible.contains(*ticket));
         let meetings = stuck.flat_map(|(ticket, it)| {
             let own = it.work.iter().flat_map(|work| work.meetings());
-            let has_started = self.resident_limit.is_none() || self.resident.contains(ticket);
+            let has_started = self.resident.contains(ticket);
             own.map(move |(meeting, _)| Stuck {
                 context: it.context,
                 meeting: meeting.clone(),

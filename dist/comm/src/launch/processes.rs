@@ -49,8 +49,8 @@ impl Launch {
         self
     }
 
-    /// When a process fails, starts all anew, up to `restarts` times; not after exit code 2, which says that the
-    /// arguments are wrong.
+    /// Restarts all processes when one fails, up to `restarts` times. After exit code 2 it does not: the arguments
+    /// are wrong, and would be wrong again.
     #[must_use]
     pub fn restarts(mut self, restarts: usize) -> Launch {
         self.restarts = restarts;

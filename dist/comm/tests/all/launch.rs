@@ -53,7 +53,7 @@ fn all_are_stopped_when_one_fails() {
     }
 }
 
-/// Ranks that fail are started anew, and write on to the same files. Wrong arguments would be wrong again.
+/// Ranks that fail are restarted, and append to their log files; not if their arguments are wrong.
 #[test]
 fn ranks_are_restarted() {
     for (restarts, code, starts) in [(3, 7, 3), (1, 7, 2), (3, 2, 1)] {

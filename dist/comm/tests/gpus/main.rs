@@ -1,6 +1,7 @@
 //! Ranks whose devices are GPUs: the conformance suite, and what only streams have.
 //!
-//! The GPUs are emulated, or with `MESHGRAD_TEST_GPU=cuda` real ones, which ranks share if there are fewer. The emulator
+//! The GPUs are emulated, or with `MESHGRAD_TEST_GPU=cuda` real ones, which ranks share if there are
+//! fewer. The emulator
 //! reads its options once per process, so each test runs itself in child processes, with streams in
 //! order and in several random orders.
 

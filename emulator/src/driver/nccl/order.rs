@@ -61,7 +61,7 @@ impl State {
         Ok(())
     }
 
-    /// The contexts of a call's members, with their tickets. Contexts share a GPU in turns, so other ones do not matter.
+    /// The contexts of a call's members, with their tickets. Contexts take turns on a GPU, so others do not matter.
     fn tickets(&self, world: &World, call: &Meeting) -> BTreeMap<ContextHandle, Ticket> {
         let members = world.members.iter().enumerate();
         let ticket = |(rank, handle): (usize, &Option<_>)| {

@@ -55,7 +55,7 @@ impl Stepping {
     }
 
     /// Two steps in a graph, which is captured after the first step. With too few slots for the tokens of experts a
-    /// step changes nothing, and is captured anew with those that it needs.
+    /// step changes nothing, and is captured again with those that it needs.
     fn two_in_graphs(&mut self, device: &Device) -> Result<()> {
         if self.model.sparse_blocks().count() > 0 {
             self.model.sparse_blocks().for_each(|moe| moe.set_slots(1));

@@ -14,8 +14,8 @@ use crate::together::{One, differences, is_exhaustive};
 const CHILD: &str = "MESHGRAD_TEST_CHILD";
 const GPUS: usize = 8;
 
-/// Runs `body` with each case below `cases` in a child process with sums in random orders, and with `MESHGRAD_EXHAUSTIVE` in rings, too. A GPU has
-/// room for one collective at a time.
+/// Runs `body` with each case below `cases` in a child process, with sums in random orders, and with
+/// `MESHGRAD_EXHAUSTIVE` also in rings. A GPU has room for one collective at a time.
 pub(super) fn on_gpus(test: &str, cases: usize, body: impl FnOnce(usize)) {
     if let Ok(case) = env::var(CHILD) {
         return body(case.parse().unwrap());
