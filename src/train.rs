@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, anyhow, ensure};
 use meshgrad::comm::launch::Environment;
@@ -15,6 +16,7 @@ use meshgrad::train::config::{Config, Override, SumOrder, toml};
 use meshgrad::train::events::Event;
 use meshgrad::train::qwen3;
 use meshgrad::train::ranks::check_ranks;
+use meshgrad::train::report::format;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{Diverged, Resume, Session, Summary};
 
@@ -117,7 +119,23 @@ impl Run {
         if rank.rank() == 0 {
             eprintln!("{}", rank.library());
         }
-        qwen3::train(self.session(rank.device(), Some(&rank)))
+        let (memory, taken) = (rank.memory(), Arc::new(OnceLock::new()));
+        let after_first_step = taken.clone();
+        let session = self.session(rank.device(), Some(&rank));
+        let session = session.subscribe("NCCL's memory", move |event| {
+            if let Event::StepFinished { .. } = event
+                && after_first_step.get().is_none()
+            {
+                let _ = after_first_step.set(memory()?); // set only here
+            }
+            Ok(())
+        });
+        let summary = qwen3::train(session)?;
+        if let (0, Some(bytes)) = (rank.rank(), taken.get()) {
+            let bytes = format::bytes(*bytes as u64);
+            eprintln!("NCCL, and other users of rank 0's GPU, took {bytes} of its memory");
+        }
+        Ok(summary)
     }
 
     /// The session of `rank`, or of a run on one rank.

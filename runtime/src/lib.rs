@@ -38,7 +38,7 @@ pub use crate::core::sharding::scope::{RankScope, with_mesh};
 pub use crate::core::sharding::shape::ShardedShape;
 pub use crate::core::signature::{Call, Signature};
 pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};
-pub use crate::core::stream::{Pending, Stream, is_capturing, with_stream};
+pub use crate::core::stream::{Pending, Stream, captured_graph, is_capturing, with_stream};
 pub use crate::core::stream_work::{StreamEvent, StreamJoin, StreamWork};
 pub use crate::core::tensor::{StorageView, Tensor, UninitTensor};
 pub use crate::driver::{

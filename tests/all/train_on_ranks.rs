@@ -62,25 +62,26 @@ fn losses(run: &Path) -> Vec<Record> {
 /// Tensors are on emulated GPUs, and travel over NCCL.
 const OVER_NCCL: [&str; 4] = ["--device", "emulator", "--transport", "nccl"];
 
-/// Trains on three ranks: as threads in `threads`, and as processes in `processes`.
-fn train_both(on: &[&str]) -> TestDir {
+/// Trains on ranks: as threads in `threads`, and as processes in `processes`. `mesh` is what the header says of them.
+fn train_both(ranks: usize, mesh: &str, on: &[&str]) -> TestDir {
     let dir = TestDir::with_run(CONFIG);
-    let threads = ["train", "small.toml", "--ranks", "3", "--run-dir", "threads"];
+    let count = ranks.to_string();
+    let threads = ["train", "small.toml", "--ranks", &count, "--run-dir", "threads"];
     let mut threads = dir.command(&[&threads, on].concat());
-    let of_threads = Output::of(threads.env("MESHGRAD_EMULATOR_DEVICES", "3")).success();
+    let of_threads = Output::of(threads.env("MESHGRAD_EMULATOR_DEVICES", &count)).success();
     let to = [&["--run-dir", "processes"], on].concat();
-    let of_processes = Output::of(&mut launch(&dir, "3", &to)).success();
+    let of_processes = Output::of(&mut launch(&dir, &count, &to)).success();
     for output in [&of_threads, &of_processes] {
         assert_eq!(output.matches("meshgrad 0.1.0").count(), 1, "{output}");
         assert_eq!(output.matches("step 6/6").count(), 1, "{output}");
-        assert!(output.contains("ranks    3: 3 dp_shard (fsdp)"), "{output}");
-        assert!(output.contains("3 ranks, "), "{output}");
+        assert!(output.contains(&format!("ranks    {ranks}: {mesh}")), "{output}");
+        assert!(output.contains(&format!("{ranks} ranks, ")), "{output}");
     }
 
     let [threads, processes] = ["threads", "processes"].map(|run| dir.path(run));
     let records = losses(&threads);
     assert_eq!(records.len(), 6);
-    assert!(records.iter().all(|it| it.ranks == Some(3) && it.comm_bytes > Some(1000)));
+    assert!(records.iter().all(|it| it.ranks == Some(ranks) && it.comm_bytes > Some(1000)));
     assert_eq!(records, losses(&processes));
     let saved = |run: &Path| files(&run.join("step-000006"));
     assert!(saved(&threads).len() > 8 && saved(&threads) == saved(&processes));
@@ -89,13 +90,37 @@ fn train_both(on: &[&str]) -> TestDir {
 
 #[test]
 fn threads_and_processes_train_the_same_run_over_nccl() {
-    train_both(&OVER_NCCL);
+    train_both(3, "3 dp_shard (fsdp)", &OVER_NCCL);
+}
+
+/// As above, along the other axes.
+#[test]
+fn threads_and_processes_train_along_each_axis_over_nccl() {
+    if std::env::var_os("MESHGRAD_EXHAUSTIVE").is_none() {
+        return;
+    }
+    let experts = [
+        "model.model_type=qwen3_moe",
+        "model.num_experts=4",
+        "model.num_experts_per_tok=2",
+        "model.moe_intermediate_size=8",
+        "parallel.ep=2",
+    ];
+    let all: [(usize, &str, &[&str]); 3] = [
+        (4, "2 pp (1f1b) x 2 tp", &["parallel.pp=2", "parallel.tp=2"]),
+        (4, "2 dp_shard", &["parallel.cp_shard=2", "parallel.attention=ring"]),
+        (2, "2 dp_shard", &experts),
+    ];
+    for (ranks, mesh, sets) in all {
+        let sets = sets.iter().flat_map(|set| ["--set", *set]);
+        train_both(ranks, mesh, &OVER_NCCL.into_iter().chain(sets).collect::<Vec<_>>());
+    }
 }
 
 /// Threads and processes print one header and one line per step, and write the same bits.
 #[test]
 fn threads_and_processes_train_the_same_run() {
-    let dir = train_both(&[]);
+    let dir = train_both(3, "3 dp_shard (fsdp)", &[]);
     let [threads, processes] = ["threads", "processes"].map(|run| dir.path(run));
     for rank in 0..3 {
         let trace = fs::read_to_string(processes.join(format!("trace-rank-{rank}.json"))).unwrap();

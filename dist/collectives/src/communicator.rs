@@ -1,11 +1,15 @@
 //! The interface of a transport's communicators.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Device, Error, Pending, Result, Tensor, UninitTensor};
 
 use crate::ticket::Request;
+
+/// The time limit of collectives that no option sets.
+const TIME_LIMIT: Duration = Duration::from_secs(300);
 
 /// A group's communicator on one rank. Implemented by transports; callers use
 /// [`Collectives`](crate::Collectives), which checks arguments and allocates results.
@@ -32,6 +36,11 @@ pub trait Communicator: Send + Sync {
     /// its collectives are copies.
     fn can_capture(&self) -> bool {
         false
+    }
+
+    /// How long a collective may take until it is an error: the group's `timeout`, or what the transport is set to.
+    fn time_limit(&self) -> Duration {
+        self.group().options().timeout.unwrap_or(TIME_LIMIT)
     }
 
     /// Why its collectives fail from now on, if the transport knows of a rank that failed.
@@ -115,6 +124,10 @@ impl<C: Communicator + ?Sized> Communicator for Arc<C> {
 
     fn can_capture(&self) -> bool {
         (**self).can_capture()
+    }
+
+    fn time_limit(&self) -> Duration {
+        (**self).time_limit()
     }
 
     fn failure(&self) -> Option<Error> {

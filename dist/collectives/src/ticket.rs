@@ -32,11 +32,13 @@ pub enum Collective {
     Send,
     /// Receives a tensor from one member.
     Recv,
+    /// Launches a graph, whose collectives were compared when it was captured. Only transports call it.
+    Graph,
 }
 
 impl Collective {
     /// Every kind.
-    pub const ALL: [Collective; 11] = [
+    pub const ALL: [Collective; 12] = [
         Collective::AllReduce,
         Collective::AllGather,
         Collective::ReduceScatter,
@@ -48,9 +50,10 @@ impl Collective {
         Collective::Barrier,
         Collective::Send,
         Collective::Recv,
+        Collective::Graph,
     ];
 
-    /// Its name: the name of the method of [`Collectives`](crate::Collectives).
+    /// Its name: the name of the method of [`Collectives`](crate::Collectives), if there is one.
     pub fn name(self) -> &'static str {
         match self {
             Collective::AllReduce => "all_reduce",
@@ -64,6 +67,7 @@ impl Collective {
             Collective::Barrier => "barrier",
             Collective::Send => "send",
             Collective::Recv => "recv",
+            Collective::Graph => "graph",
         }
     }
 }
@@ -168,9 +172,9 @@ impl fmt::Display for Counts {
 pub struct Fingerprint {
     /// The kind.
     pub collective: Collective,
-    /// The dtype; `None` for a barrier.
+    /// The dtype; `None` for a barrier and a graph.
     pub dtype: Option<DType>,
-    /// The number of elements.
+    /// The number of elements; of a graph, how many were captured before it.
     pub counts: Counts,
     /// The reduction, if it reduces.
     pub reduction: Option<Reduction>,
@@ -196,8 +200,10 @@ impl Fingerprint {
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.collective)?;
-        if let Some(dtype) = self.dtype {
-            write!(f, "{dtype} x {}", self.counts)?;
+        match (self.collective, self.dtype) {
+            (Collective::Graph, _) => write!(f, "{}", self.counts)?,
+            (_, Some(dtype)) => write!(f, "{dtype} x {}", self.counts)?,
+            (_, None) => {}
         }
         if let Some(reduction) = self.reduction {
             write!(f, ", {reduction}")?;

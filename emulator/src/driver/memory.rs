@@ -337,8 +337,8 @@ impl State {
 
     pub(crate) fn free_memory(&self, device: u32) -> usize {
         let plain = self.ownership.plain.get(&device).copied().unwrap_or(0);
-        let pooled = self.reserved_by_pools(device);
-        self.devices[device as usize].memory.saturating_sub(plain + pooled)
+        let used = plain + self.reserved_by_pools(device) + self.memory_of_communicators(device);
+        self.devices[device as usize].memory.saturating_sub(used)
     }
 
     fn allocate_in_capture(

@@ -212,11 +212,12 @@ impl Driver {
 
 /// The error of an operation whose memory was valid when it was submitted.
 fn late(error: MemoryError) -> Error {
-    if let MemoryError::Undefined(finding) = error {
-        return Code::LaunchFailed.because(finding.to_string());
+    match error {
+        MemoryError::Undefined(finding) => Code::LaunchFailed.because(finding.to_string()),
+        MemoryError::Race(message) => Code::LaunchFailed.because(message),
+        error => Code::IllegalAddress
+            .because(format!("the memory of a stream operation was freed before it ran: {error}")),
     }
-    Code::IllegalAddress
-        .because(format!("the memory of a stream operation was freed before it ran: {error}"))
 }
 
 /// Bytes copied through a host buffer at a time.

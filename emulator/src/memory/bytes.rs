@@ -49,6 +49,11 @@ impl ByteSet {
         for_words(offset, count, |index, bits| self.0[index].load(Relaxed) & bits == bits)
     }
 
+    /// Whether the set contains none of `count` bytes from `offset`.
+    pub(crate) fn none(&self, offset: usize, count: usize) -> bool {
+        for_words(offset, count, |index, bits| self.0[index].load(Relaxed) & bits == 0)
+    }
+
     /// Adds whole aligned lines of 128 bytes.
     #[inline(always)]
     pub(crate) fn set_lines(&self, offset: usize, lines: usize) {

@@ -55,6 +55,10 @@ pub enum MemoryError {
     #[error("{0}")]
     Undefined(Box<Finding>),
 
+    /// Memory of a collective was written before the collective was done.
+    #[error("{0}")]
+    Race(String),
+
     /// The address to free is not the start of a live allocation.
     #[error("cannot free {0}: only the start of a live allocation can be freed")]
     NotFreeable(AddressDescription),
@@ -227,6 +231,15 @@ impl AddressSpace {
             allocation.initialized().unset(offset, bytes);
         }
         Ok(())
+    }
+
+    /// Whether none of these bytes has been written since [`AddressSpace::forget`].
+    pub(crate) fn is_forgotten(&self, address: u64, bytes: usize) -> Result<bool, MemoryError> {
+        if bytes == 0 {
+            return Ok(true);
+        }
+        let (allocation, offset) = self.range(address, bytes)?;
+        Ok(allocation.initialized().none(offset, bytes))
     }
 
     /// Writes `pattern` `count` times.

@@ -133,17 +133,17 @@ const PROGRAMS: &[Program] = &[
     program("overlap, but not in place", |it| {
         it.all_reduce(it.first, 0, it.x, it.x + if it.is_wrong { 8 } else { 0 }, 4);
     }),
-    // A kernel on another stream reads what is received, and does not wait for it.
-    program("which was never written", |it| {
-        if it.rank == 0 {
-            it.all_reduce(it.first, 0, it.x, it.x + 128, 4);
-            it.read(usize::from(it.is_wrong), it.x + 128);
-            let _ = if it.is_wrong { it.streams[1].synchronize() } else { Ok(()) }; // seen below
-        }
-        it.meet.wait();
-        if it.rank == 1 && !it.is_wrong {
-            it.all_reduce(it.first, 0, it.x, it.x + 128, 4);
-        }
+    // A kernel on another stream reads what is received, and does not wait for it,
+    program("which was never written", |it| it.use_early(it.x + 128, |on| it.read(on, it.x + 128))),
+    // also in place,
+    program("byte 0 of allocation", |it| it.use_early(it.x, |on| it.read(on, it.x))),
+    // or writes it,
+    program("what member 0 receives by all_reduce", |it| {
+        it.use_early(it.x + 128, |on| it.set(on, it.x + 128));
+    }),
+    // or what is sent.
+    program("what member 0 sends by all_reduce", |it| {
+        it.use_early(it.x + 128, |on| it.set(on, it.x));
     }),
     program("was freed before it ran", |it| {
         // SAFETY: the use after the free is what is tested.
@@ -242,6 +242,34 @@ impl Part<'_> {
         // SAFETY: the kernel reads one element.
         let _ = unsafe { launch.arg(&x).launch(LaunchConfig::for_num_elems(1)) }; // seen later
         std::mem::forget(kernel); // unloading it would wait for the stream
+    }
+
+    /// Starts a write of the element at `x`.
+    fn set(&self, stream: usize, x: u64) {
+        // SAFETY: the element exists.
+        let set = unsafe { result::memset_d8_async(x, 7, 4, self.streams[stream].cu_stream()) };
+        set.unwrap();
+    }
+
+    /// Reduces into `to`. Rank 0 uses memory on the same stream, or wrongly on the other one, before rank 1 comes.
+    fn use_early(&self, to: u64, start_use: impl Fn(usize)) {
+        if self.rank == 0 {
+            self.all_reduce(self.first, 0, self.x, to, 4);
+            start_use(usize::from(self.is_wrong));
+            if self.is_wrong {
+                self.synchronize(1);
+            }
+        }
+        self.meet.wait();
+        if self.rank == 1 && self.messages.lock().unwrap().is_empty() {
+            self.all_reduce(self.first, 0, self.x, to, 4);
+        }
+    }
+
+    fn synchronize(&self, stream: usize) {
+        if let Err(error) = self.streams[stream].synchronize() {
+            self.messages.lock().unwrap().push(format!("{error}: {}", report()));
+        }
     }
 
     fn reduce(&self, communicator: usize, stream: usize, count: usize) {
@@ -363,11 +391,7 @@ fn broken_child() {
         };
         meet.wait();
         (program.run)(&part);
-        for stream in &part.streams {
-            if let Err(error) = stream.synchronize() {
-                messages.lock().unwrap().push(format!("{error}: {}", report()));
-            }
-        }
+        (0..part.streams.len()).for_each(|stream| part.synchronize(stream));
         meet.wait();
     };
     thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || run(rank))).map(drop));

@@ -31,10 +31,10 @@ use crate::driver::{Event, Gpu, Pool, RawStream};
 use crate::{Device, Error, Result};
 
 pub use pending::Pending;
-pub use scope::is_capturing;
 pub(crate) use scope::{
     Join, Scope, ScopeGuard, forbid_in_capture, in_stream_work, keep, pool, raw, record_use,
 };
+pub use scope::{captured_graph, is_capturing};
 
 /// An in-order queue of work of a device, concurrent with its other streams. Cheap to clone.
 #[derive(Clone)]

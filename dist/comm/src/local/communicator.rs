@@ -109,6 +109,10 @@ impl Communicator for LocalCommunicator {
         &self.0.device
     }
 
+    fn time_limit(&self) -> Duration {
+        self.0.table.time_limit()
+    }
+
     fn failure(&self) -> Option<Error> {
         self.0.table.failure()
     }

@@ -81,7 +81,7 @@ fn load(n: usize, members: &[Fingerprint]) -> Load {
         Collective::Gather | Collective::Scatter => (others, others * largest),
         Collective::Broadcast | Collective::Reduce => (others, largest),
         Collective::Send | Collective::Recv => (1, largest),
-        Collective::Barrier => (2 * others, 0),
+        Collective::Barrier | Collective::Graph => (2 * others, 0),
     };
     Load { hops, bytes }
 }

@@ -76,6 +76,10 @@ impl Table {
         &self.world.rules
     }
 
+    pub(super) fn time_limit(&self) -> Duration {
+        self.deadline
+    }
+
     /// Its first failure.
     pub(super) fn failure(&self) -> Option<Error> {
         self.lock().failure.clone()

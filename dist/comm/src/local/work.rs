@@ -58,7 +58,7 @@ pub(super) fn moves(arrivals: &[Arrival]) -> Vec<Move> {
         Collective::Send | Collective::Recv => vec![one(0, 0..common.of(0), 1)],
         // Reductions move nothing else.
         Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => Vec::new(),
-        Collective::Barrier => Vec::new(),
+        Collective::Barrier | Collective::Graph => Vec::new(),
     }
 }
 

@@ -1,19 +1,22 @@
 //! A communicator of one rank.
 
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use meshgrad_collectives::{Collective, Communicator, Operands, Peer, Request};
+use meshgrad_collectives::{
+    Collective, Communicator, Counts, Fingerprint, Operands, Peer, Request,
+};
 use meshgrad_error::{ensure, error};
 use meshgrad_mesh::Group;
 use meshgrad_nccl::{Call as RawCall, Communicator as Raw};
 use meshgrad_runtime::{
-    Device, LentMut, Pending, Result, Stream, StreamWork, Tensor, after_launches, is_capturing,
+    Device, LentMut, Pending, Result, Stream, StreamEvent, StreamWork, Tensor, after_launches,
+    captured_graph, is_capturing,
 };
 
 use super::created::Created;
 use super::settings::Settings;
 use super::steps::{Memory, Part};
-use super::watch::{Call, CallProgress, Watch};
+use super::watch::{Call, CallProgress, Watch, named};
 use crate::contribution::{Contribution, Tensors, Work};
 use crate::local::LocalCommunicator;
 
@@ -31,6 +34,7 @@ struct Member {
     stream: OnceLock<Stream>,
     /// For transfers of this rank to itself.
     own: LocalCommunicator,
+    graphs: Mutex<Graphs>,
 }
 
 /// A call whose tensors are lent.
@@ -39,6 +43,47 @@ struct LentCall {
     contribution: Contribution,
     /// `None` if it is captured, and not called yet.
     progress: Option<Arc<CallProgress>>,
+}
+
+/// The graphs into which a communicator's calls were captured.
+#[derive(Default)]
+struct Graphs {
+    /// How many have collectives of all members.
+    count: usize,
+    /// The last one, as [`captured_graph`] names it.
+    open: Option<u32>,
+    /// Of what each launch of it tells the other ranks: of the graph, and of its transfers, in which not all members
+    /// have a part.
+    told: Arc<Mutex<Vec<Request>>>,
+}
+
+impl Graphs {
+    fn begin(&mut self, graph: Option<u32>) {
+        *self = Graphs { count: self.count, open: graph, told: Arc::default() };
+    }
+
+    /// Adds a call. Returns the request that stands for all collectives of the graph, if this is the first one.
+    fn add(&mut self, call: &Request) -> Option<Request> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if call.peer.is_some() {
+            told.push(call.clone());
+            return None;
+        }
+        if told.iter().any(|it| it.peer.is_none()) {
+            return None;
+        }
+        let fingerprint = Fingerprint {
+            collective: Collective::Graph,
+            dtype: None,
+            counts: Counts::Even(self.count),
+            reduction: None,
+            root: None,
+        };
+        let graph = Request { fingerprint, peer: None, caller: call.caller };
+        self.count += 1;
+        told.push(graph.clone());
+        Some(graph)
+    }
 }
 
 impl NcclCommunicator {
@@ -50,7 +95,9 @@ impl NcclCommunicator {
     ) -> Result<NcclCommunicator> {
         let own = LocalCommunicator::alone(ranks.rank(), &settings.device)?;
         let stream = settings.stream.clone().map_or_else(OnceLock::new, OnceLock::from);
-        Ok(NcclCommunicator(Arc::new(Member { ranks, created, settings, watch, stream, own })))
+        let graphs = Mutex::default();
+        let member = Member { ranks, created, settings, watch, stream, own, graphs };
+        Ok(NcclCommunicator(Arc::new(member)))
     }
 
     fn stream(&self) -> Result<&Stream> {
@@ -69,7 +116,7 @@ impl NcclCommunicator {
 
     /// Tells the other ranks of calls, and enqueues them as one group.
     fn begin(&self, calls: &[LentCall]) -> Result<()> {
-        let Member { created, settings, watch, .. } = &*self.0;
+        let Member { ranks, created, settings, watch, .. } = &*self.0;
         watch.check()?;
         let raw = created.get()?;
         if is_capturing() {
@@ -79,23 +126,38 @@ impl NcclCommunicator {
         told.clone().for_each(|(call, progress)| self.tell(&call.request, progress));
         // A call that the others know of and that was not enqueued ends the communicator.
         let enqueued = self.enqueue(raw, calls);
-        let failed = |error| watch.check().err().unwrap_or_else(|| watch.fail(error));
+        let failed = |error| {
+            let failure = watch.check().err();
+            failure.unwrap_or_else(|| watch.fail(named(&**ranks, error)))
+        };
         enqueued.map_err(failed)?;
         let mut awaited = told.filter(|(it, _)| settings.is_strict && it.request.peer.is_none());
         awaited.try_for_each(|(_, progress)| progress.called.wait())
     }
 
-    /// Enqueues calls into a graph. Each of its launches tells the other ranks of them.
+    /// Enqueues calls into a graph. The other ranks are told of each call now, and later of each launch.
     fn capture(&self, raw: &Raw, calls: &[LentCall]) -> Result<()> {
         self.enqueue(raw, calls)?;
-        let requests: Vec<Request> = calls.iter().map(|it| it.request.clone()).collect();
-        let this = self.clone(); // the communicator must outlive the graph
-        after_launches(move |end| {
-            for request in &requests {
-                this.tell(request, Arc::new(CallProgress::until(Some(end.clone()))));
+        let compare = |request: &Request| self.tell(request, Arc::new(CallProgress::until(None)));
+        let mut graphs = self.0.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        if graphs.open != captured_graph() {
+            graphs.begin(captured_graph());
+            let (this, told) = (self.clone(), graphs.told.clone()); // it must outlive the graph
+            after_launches(move |end| this.tell_of_launch(&told, end));
+        }
+        for LentCall { request, .. } in calls {
+            if let Some(graph) = graphs.add(request) {
+                compare(&graph);
             }
-        });
+            compare(request);
+        }
         Ok(())
+    }
+
+    fn tell_of_launch(&self, told: &Mutex<Vec<Request>>, end: &StreamEvent) {
+        for request in &*told.lock().unwrap_or_else(PoisonError::into_inner) {
+            self.tell(request, Arc::new(CallProgress::until(Some(end.clone()))));
+        }
     }
 
     fn tell(&self, request: &Request, progress: Arc<CallProgress>) {

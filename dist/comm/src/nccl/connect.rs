@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
 
 use meshgrad_collectives::registry::{Connect, Creation, Progress};
 use meshgrad_collectives::{Collectives, Communicator, GroupConnector, Rank};
@@ -13,7 +12,7 @@ use meshgrad_runtime::{Device, Result, Tensor};
 
 use super::communicator::NcclCommunicator;
 use super::created::{Created, NewCommunicator};
-use super::settings::{LIMIT, Settings};
+use super::settings::Settings;
 use super::watch::Watch;
 
 use crate::members::index_in;
@@ -55,7 +54,7 @@ impl NcclConnector {
             watch: self.watch.clone(),
             group: ranks.group().clone(),
             index: ranks.index(),
-            until: Instant::now() + ranks.group().options().timeout.unwrap_or(LIMIT),
+            limit: ranks.time_limit(),
         };
         let created = Arc::new(Created::default());
         let result = created.clone();

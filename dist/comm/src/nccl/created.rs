@@ -43,7 +43,7 @@ pub(super) struct NewCommunicator {
     pub(super) watch: Arc<Watch>,
     pub(super) group: Group,
     pub(super) index: usize,
-    pub(super) until: Instant,
+    pub(super) limit: Duration,
 }
 
 impl NewCommunicator {
@@ -60,8 +60,9 @@ impl NewCommunicator {
         let raw = Raw::begin(self.settings.library, id, place, options).map_err(&failed)?;
         let raw = Arc::new(raw);
         self.watch.add(&raw);
+        let since = Instant::now();
         while !raw.is_ready().map_err(&failed)? {
-            if Instant::now() > self.until {
+            if since.elapsed() > self.limit {
                 let _ = raw.abort(); // the error below says more
                 bail!(Stuck, "NCCL did not connect all members of {} in time", self.group);
             }

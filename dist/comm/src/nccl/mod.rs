@@ -45,6 +45,8 @@ pub struct NcclRank<'a> {
     settings: Settings,
     shares: Arc<Shares<NcclConnector>>,
     watch: Arc<Watch>,
+    /// Of the GPU's memory, what its tensors did not take when the rank was created.
+    taken_before: usize,
 }
 
 impl<'a> NcclRank<'a> {
@@ -66,10 +68,11 @@ impl<'a> NcclRank<'a> {
             None => Library::open()?,
         };
         let stream = (!library.orders_launches()).then(|| device.stream()).transpose()?;
+        let taken_before = taken_by_others(&device)?;
         let settings = Settings { device, library, stream, is_strict: false, is_tree: false };
         let watch = Arc::new(Watch::start(base.rank(), &settings.device)?);
         let shares = Arc::new(shares(base, &settings, &watch));
-        Ok(NcclRank { base, settings, shares, watch })
+        Ok(NcclRank { base, settings, shares, watch, taken_before })
     }
 
     /// Whether [`NcclRank::new`] finds NCCL for real GPUs.
@@ -80,6 +83,14 @@ impl<'a> NcclRank<'a> {
     /// The library, and what overrides the options of groups.
     pub fn library(&self) -> String {
         self.settings.library.describe()
+    }
+
+    /// Measures the bytes of the GPU that have been taken since this rank was created, but not by its tensors: by
+    /// the communicators that exist, from the first collective of each on, and by other users of the GPU. It fails
+    /// when the driver fails.
+    pub fn memory(&self) -> impl Fn() -> Result<usize> + Send + use<> {
+        let (device, before) = (self.settings.device.clone(), self.taken_before);
+        move || Ok(taken_by_others(&device)?.saturating_sub(before))
     }
 
     /// As [`Local::strict`](crate::Local::strict), for groups that are connected later.
@@ -99,6 +110,13 @@ impl<'a> NcclRank<'a> {
         self.shares = Arc::new(shares(self.base, &self.settings, &self.watch));
         self
     }
+}
+
+/// Bytes of the memory of a GPU that are not free and not its tensors'.
+fn taken_by_others(device: &Device) -> Result<usize> {
+    let total = device.properties().gpu.as_ref().map_or(0, |gpu| gpu.memory);
+    let own = device.available_memory()?.unwrap_or(0) + device.memory_stats().live;
+    Ok(total.saturating_sub(own))
 }
 
 /// A registry without communicators.

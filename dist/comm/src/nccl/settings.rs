@@ -1,12 +1,7 @@
 //! What the communicators of a rank have in common.
 
-use std::time::Duration;
-
 use meshgrad_nccl::Library;
 use meshgrad_runtime::{Device, Stream};
-
-/// The time limit of collectives whose group has no `timeout` option.
-pub(super) const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Clone)]
 pub(super) struct Settings {

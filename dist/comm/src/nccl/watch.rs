@@ -14,11 +14,12 @@ use meshgrad_error::{Error, error};
 use meshgrad_nccl::Communicator as Raw;
 use meshgrad_runtime::{Completion, Device, Pending, Result, StreamEvent, Tensor};
 
-use super::settings::LIMIT;
 use crate::system::system;
 
 /// The time between polls of a collective that runs.
 const POLL: Duration = Duration::from_millis(1);
+/// How long to wait for the name of a rank that failed.
+const NAMED: Duration = Duration::from_secs(1);
 /// How long a rank that leaves waits for collectives that it has called.
 const LEAVE: Duration = Duration::from_secs(10);
 
@@ -193,9 +194,21 @@ fn wait_for_ends(calls: Receiver<(Call, Instant)>, state: &State) {
     state.has_left.complete(Ok(()));
 }
 
+/// The reason of the other transport for an error of NCCL, which does not say which rank failed, if that comes soon.
+pub(super) fn named(ranks: &dyn Communicator, error: Error) -> Error {
+    let until = Instant::now() + NAMED;
+    loop {
+        match ranks.failure() {
+            Some(failure) => return failure,
+            None if Instant::now() > until => return error,
+            None => thread::sleep(POLL),
+        }
+    }
+}
+
 /// Waits until NCCL has finished a call that all members have made.
 fn wait_for_end(call: &Call, since: Instant, state: &State) -> Result<()> {
-    let limit = call.ranks.group().options().timeout.unwrap_or(LIMIT);
+    let limit = call.ranks.time_limit();
     while state.failure.get().is_none() {
         let end = call.progress.end.get();
         if let Some(end) = end
@@ -203,7 +216,7 @@ fn wait_for_end(call: &Call, since: Instant, state: &State) -> Result<()> {
         {
             break;
         }
-        state.check_library()?;
+        state.check_library().map_err(|error| named(&*call.ranks, error))?;
         if let Some(failure) = call.ranks.failure() {
             return Err(failure); // a rank that failed ends none of its work
         }
@@ -213,7 +226,8 @@ fn wait_for_end(call: &Call, since: Instant, state: &State) -> Result<()> {
             return Err(error!(
                 Stuck,
                 "{what} of {group} at {at}: all members called it, but NCCL did not finish it within {limit:?}; call \
-                 collectives in the same order on all ranks, and messages in opposite directions in one `fuse`"
+                 collectives in the same order on all ranks, messages in opposite directions in one `fuse`, and look \
+                 for a rank that has stopped"
             ));
         }
         thread::sleep(POLL);

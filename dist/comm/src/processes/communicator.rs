@@ -56,6 +56,10 @@ impl Communicator for TcpCommunicator {
         &self.0.device
     }
 
+    fn time_limit(&self) -> Duration {
+        self.0.membership.deadline
+    }
+
     fn failure(&self) -> Option<Error> {
         self.0.shared.failure(self.0.membership.id)
     }

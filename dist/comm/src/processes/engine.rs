@@ -229,6 +229,6 @@ fn combine<T: Reduce>(round: &Fingerprint, parts: &[Cow<'_, [T]>], output: &mut 
             output.copy_from_slice(&parts[round.root.unwrap_or(0)]);
         }
         Collective::Send | Collective::Recv => output.copy_from_slice(&parts[0]),
-        Collective::Barrier => {}
+        Collective::Barrier | Collective::Graph => {}
     }
 }

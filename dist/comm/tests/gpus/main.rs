@@ -7,6 +7,7 @@
 
 mod conformance;
 mod nccl;
+mod processes;
 mod streams;
 
 use std::env;

@@ -69,8 +69,14 @@ fn check(communicator: &dyn Communicator, is_tree: bool, counts: &[usize]) -> Re
 fn worlds_conform() {
     in_each_order(1, &NO_ROOM, "nccl::worlds_conform", &STREAMS, || {
         for ranks in [1, 2, 3, 5, 8].into_iter().filter(|it| *it <= most_ranks()) {
-            let checked = over_nccl(ranks, |rank| check(&*rank.world()?, false, &[0, 1, 7]));
-            checked.unwrap_or_else(|error| panic!("{ranks} ranks: {error:#}"));
+            let checked = over_nccl(ranks, |rank| {
+                let world = rank.world()?;
+                check(&*world, false, &[0, 1, 7])?;
+                rank.memory()()
+            });
+            let memory = checked.unwrap_or_else(|error| panic!("{ranks} ranks: {error:#}"));
+            let is_taken = |it: &usize| *it > 1 << 20 || ranks == 1; // which has no communicator of NCCL
+            assert!(memory.iter().all(is_taken), "{memory:?}");
         }
     });
 }
@@ -193,7 +199,7 @@ fn ones(rank: &NcclRank<'_>, count: usize) -> Result<Tensor> {
 }
 
 /// Sums, and reads the sum.
-fn sum(rank: &NcclRank<'_>, over: &dyn Communicator, count: usize) -> Result<()> {
+pub(super) fn sum(rank: &NcclRank<'_>, over: &dyn Communicator, count: usize) -> Result<()> {
     let sum = over.all_reduce(&ones(rank, count)?, Reduction::Sum)?.wait()?;
     sum.to_vec::<f32>().map(drop)
 }
@@ -211,6 +217,31 @@ fn ranks_that_call_different_collectives_get_the_verdict() {
         assert!(calls.contains(&"all_reduce(f32 x 5, sum)"), "{found}");
         assert!(calls.contains(&"all_reduce(f32 x 4, sum)"), "{found}");
         assert!(first.at.file().ends_with("nccl.rs"), "{found}");
+    });
+}
+
+/// NCCL would add what does not belong together: each graph has the same sum.
+#[test]
+fn ranks_that_launch_different_graphs_get_the_verdict() {
+    let test = "nccl::ranks_that_launch_different_graphs_get_the_verdict";
+    in_each_order(3, &HANGS, test, &STREAMS[..2], || {
+        let found = verdict(&Local::new(3), |rank| {
+            let (world, x) = (rank.world()?, ones(rank, 4)?);
+            sum(rank, &*world, 4)?;
+            let capture = || rank.device().capture(|| world.all_reduce(&x, Reduction::Sum)?.wait());
+            let mut graphs = [capture()?, capture()?];
+            if rank.rank() == 1 {
+                graphs.reverse();
+            }
+            graphs.iter_mut().try_for_each(|it| it.launch())?;
+            world.barrier()?.wait()
+        });
+        let CommError::Mismatch { first, second, .. } = &found else {
+            panic!("{found}");
+        };
+        let mut calls = [&first.call[..], &second.call];
+        calls.sort();
+        assert_eq!(calls, ["graph(0)", "graph(1)"], "{found}");
     });
 }
 

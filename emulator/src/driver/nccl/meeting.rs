@@ -7,7 +7,7 @@ use super::refusal::{INVALID_USAGE, Refusal, Result};
 use super::sums::Sums;
 use super::world_id::WorldId;
 use crate::driver::ticket::Ticket;
-use crate::memory::{AddressSpace, MemoryError};
+use crate::memory::{AddressSpace, MemoryError, Undefined};
 
 /// One collective, or one transfer, whose members are the sender and the receiver.
 pub(crate) struct Meeting {
@@ -28,17 +28,26 @@ struct Members {
     hangs: bool,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(PartialEq)]
 struct Member {
     ticket: Ticket,
     buffers: Buffers,
+    /// What it sends, from when its operation has begun.
+    sent: Option<Sent>,
+}
+
+/// The bytes that a member sends, and which of them have no value.
+#[derive(PartialEq)]
+struct Sent {
+    bytes: Vec<u8>,
+    undefined: Undefined,
 }
 
 impl Meeting {
     pub(crate) fn new(world: WorldId, slot: Slot, call: Call, size: usize) -> Meeting {
         let [left, skipped] = [vec![false; size], vec![false; size]];
-        let members =
-            Members { present: vec![None; size], left, skipped, is_done: false, hangs: false };
+        let present = (0..size).map(|_| None).collect();
+        let members = Members { present, left, skipped, is_done: false, hangs: false };
         Meeting { world, slot, call, members: Mutex::new(members) }
     }
 
@@ -85,7 +94,7 @@ impl Meeting {
 
     /// A member's operation.
     pub(crate) fn join(&self, member: usize, ticket: Ticket, buffers: Buffers) {
-        self.members().present[member] = Some(Member { ticket, buffers });
+        self.members().present[member] = Some(Member { ticket, buffers, sent: None });
     }
 
     /// A member's call moves nothing, and has no operation.
@@ -96,7 +105,7 @@ impl Meeting {
     /// When a rank called it; `None` if it is no member, `Some(None)` if it has no operation.
     pub(super) fn ticket_of_rank(&self, rank: usize) -> Option<Option<Ticket>> {
         let member = self.member_of_rank(rank)?;
-        Some(self.members().present[member].map(|it| it.ticket))
+        Some(self.members().present[member].as_ref().map(|it| it.ticket))
     }
 
     fn member_of_rank(&self, rank: usize) -> Option<usize> {
@@ -136,8 +145,9 @@ impl Meeting {
     /// Whether the operation of `member` can end, if operations whose tickets `is_resident` are running.
     pub(crate) fn can_end(&self, member: usize, is_resident: impl Fn(Ticket) -> bool) -> bool {
         let members = self.members();
-        let everyone =
-            || members.present.iter().all(|it| it.is_some_and(|it| is_resident(it.ticket)));
+        let everyone = || {
+            members.present.iter().all(|it| it.as_ref().is_some_and(|it| is_resident(it.ticket)))
+        };
         let is_open = !members.hangs && !members.left.contains(&true);
         members.is_done || members.left[member] || (is_open && everyone())
     }
@@ -148,24 +158,62 @@ impl Meeting {
     pub(crate) fn may_end(&self, is_possible: impl Fn(Ticket) -> bool) -> bool {
         let members = self.members();
         let all_present =
-            || members.present.iter().all(|it| it.is_none_or(|it| is_possible(it.ticket)));
+            || members.present.iter().all(|it| it.as_ref().is_none_or(|it| is_possible(it.ticket)));
         let is_open =
             members.hangs || members.present.contains(&None) || members.left.contains(&true);
         members.is_done || is_open || all_present()
     }
 
     /// The operation of `member` waits for its peers. What it receives has no value until it ends, so that a
-    /// program which reads it too early is found; except in place.
+    /// program which reads it too early is found; and what it sends is kept, to find one that writes too early.
     pub(crate) fn begin(&self, member: usize, space: &AddressSpace) {
-        let members = self.members();
-        let Some(Member { buffers, .. }) = members.present[member] else {
+        let mut members = self.members();
+        let size = members.present.len();
+        let Some(Member { buffers, sent, .. }) = &mut members.present[member] else {
             return;
         };
-        if !self.call.is_in_place(buffers, member, members.present.len()) {
-            let (_, received) = self.call.extents(member, members.present.len());
-            // Memory that is not valid any more is reported when the operation runs.
-            let _ = space.forget(buffers.receive, received);
+        let (sends, receives) = self.call.extents(member, size);
+        let mut bytes = vec![0; sends];
+        // Memory that is not valid any more is reported when the operation runs.
+        if let Ok(undefined) = space.read_any(buffers.send, &mut bytes) {
+            *sent = Some(Sent { bytes, undefined });
+            let _ = space.forget(buffers.receive, receives);
         }
+    }
+
+    /// Checks that nobody has written the memory of `member` since its operation has begun. Gives what it sends its
+    /// value back, if that is in place.
+    fn check_unchanged(
+        &self,
+        member: usize,
+        size: usize,
+        Member { buffers, sent, .. }: &Member,
+        space: &AddressSpace,
+    ) -> std::result::Result<(), MemoryError> {
+        let Some(Sent { bytes, undefined }) = sent else {
+            return Ok(());
+        };
+        let written = |what: &str| {
+            let (name, call) = (self.name(), self.call);
+            MemoryError::Race(format!(
+                "{name}: what member {member} {what} by {call} was written before the call was done; let the writer \
+                 wait for it, on its stream or by an event"
+            ))
+        };
+        let (_, receives) = self.call.extents(member, size);
+        if !space.is_forgotten(buffers.receive, receives)? {
+            return Err(written("receives"));
+        }
+        let mut now = vec![0; bytes.len()];
+        space.read_any(buffers.send, &mut now)?;
+        if now != *bytes {
+            return Err(written("sends"));
+        }
+        if self.call.is_in_place(*buffers, member, size) {
+            space.write(buffers.send, bytes)?;
+            space.undefine(buffers.send, undefined.iter().map(|(at, store)| (*at, store)))?;
+        }
+        Ok(())
     }
 
     /// Moves the data of all members, once.
@@ -180,7 +228,11 @@ impl Meeting {
             return Ok(());
         }
         members.is_done = true;
-        let buffers: Vec<Buffers> = members.present.iter().flatten().map(|it| it.buffers).collect();
+        let present: Vec<&Member> = members.present.iter().flatten().collect();
+        for (member, it) in present.iter().enumerate() {
+            self.check_unchanged(member, present.len(), it, space)?;
+        }
+        let buffers: Vec<Buffers> = present.iter().map(|it| it.buffers).collect();
         self.call.run(&buffers, space, sums)
     }
 }

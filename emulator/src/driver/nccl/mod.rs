@@ -52,6 +52,8 @@ use world::{Communicator, CommunicatorHandle, World, check_join};
 
 /// The time between the steps that a process takes while ranks in others may wait for it.
 const STEP: Duration = Duration::from_millis(1);
+/// GPU memory that a communicator takes.
+const MEMORY: usize = 4 << 20;
 /// How long `ncclCommDestroy` waits for ranks in other processes, whose calls need the hub of this one.
 const LEAVING: Duration = Duration::from_secs(5);
 /// From this version on, communicators can be aborted in a group.
@@ -69,7 +71,11 @@ impl Driver {
     ) -> Result<CommunicatorHandle> {
         let id = UniqueId::read(id, &self.configuration)?;
         let world = id.world;
-        let context = self.lock().current()?;
+        let context = self.with(|state| {
+            let context = state.current()?;
+            state.check_room(state.contexts.get(context)?.device, MEMORY)?;
+            Ok(context)
+        })?;
         if rank >= size {
             return refused(
                 INVALID_ARGUMENT,
@@ -217,6 +223,14 @@ impl Driver {
 }
 
 impl State {
+    /// Bytes that communicators take.
+    pub(crate) fn memory_of_communicators(&self, device: u32) -> usize {
+        let is_on = |it: &Communicator| {
+            self.contexts.get(it.context).is_ok_and(|context| context.device == device)
+        };
+        MEMORY * self.nccl.table.iter().filter(|(_, it)| is_on(it)).count()
+    }
+
     /// Adds a communicator, and adds it to its world if all ranks are in this process.
     fn add_communicator(&mut self, communicator: Communicator) -> Result<CommunicatorHandle> {
         if communicator.link.is_some() {

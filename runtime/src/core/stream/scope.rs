@@ -181,7 +181,15 @@ pub(crate) fn keep<'a>(
 
 /// Whether this thread is [capturing](crate::Device::capture) a graph.
 pub fn is_capturing() -> bool {
-    SCOPES.with_borrow(|scopes| scopes.iter().any(|scope| scope.pool.graph != 0))
+    captured_graph().is_some()
+}
+
+/// The graph that this thread is [capturing](crate::Device::capture), as a number that is unique on its device.
+pub fn captured_graph() -> Option<u32> {
+    SCOPES.with_borrow(|scopes| {
+        let mut graphs = scopes.iter().map(|scope| scope.pool.graph);
+        graphs.find(|graph| *graph != 0)
+    })
 }
 
 /// Fails if this thread is capturing a graph, for an `op` that waits for the GPU.
