@@ -101,6 +101,7 @@ fn threads_and_processes_train_along_each_axis_over_nccl() {
     }
     let experts = [
         "model.model_type=qwen3_moe",
+        "model.num_key_value_heads=2",
         "model.num_experts=4",
         "model.num_experts_per_tok=2",
         "model.moe_intermediate_size=8",
