@@ -38,7 +38,7 @@ fn divide(model: &Mixed, rank: &dyn Rank, mesh: &Mesh) -> Result<()> {
 
 fn losses(device: &Device, divide: impl FnOnce(&Mixed) -> Result<()>) -> train::Result<Vec<f64>> {
     let [first, second] = ["first", "second"].map(|name| Linear::new(name, 16, 16));
-    let model = Mixed(first, second, Moe::new(&"moe".into(), &Qwen3Config::from_json(MOE)?));
+    let model = Mixed(first, second, Qwen3Config::from_json(MOE)?.moe(&"moe".into()));
     divide(&model)?;
     model.materialize(device, 1)?;
     let x = normal(device, &[32, 16], DType::F32, Key::new(1), 0.0, 1.0)?.as_replicated()?;

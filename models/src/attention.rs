@@ -1,19 +1,19 @@
-//! Grouped-query attention with normalized queries and keys and rotary positions, as in Qwen3.
+//! Grouped-query attention with rotary positions.
 //!
 //! Legend: b batch, t queries, s keys, d hidden size, h query heads, g key-value heads, c features
 //! per head.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use meshgrad_autograd::{Module, ModulePath, Result, Seam, Var, ops};
+use meshgrad_autograd::{Init, Module, ModulePath, Result, Seam, Var, ops};
 use meshgrad_collectives::redistribute;
 use meshgrad_mesh::Placement;
-use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
+use meshgrad_runtime::ops::{AttentionMask, AttentionSequences, RopeStyle};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::by_document::RowOrder;
 use crate::cache::LayerCache;
-use crate::config::Qwen3Config;
+use crate::config::Rope;
 use crate::layers::{Linear, RmsNorm};
 use crate::ring::{Rings, Seen};
 
@@ -31,6 +31,29 @@ pub struct Positions {
     /// Of keys whose ranks have all, if rows are divided by document.
     pub(crate) order: Option<RowOrder>,
     pub(crate) rings: Rings,
+}
+
+impl Positions {
+    /// The heads of `x` [b, t, heads, c], normalized and rotated.
+    fn rotate(&self, x: &Var, norm: Option<&RmsNorm>) -> Result<Var> {
+        match norm {
+            Some(norm) => norm.forward_rotated(x, &self.cos, &self.sin),
+            None => ops::rope(x, &self.cos, &self.sin, RopeStyle::Half),
+        }
+    }
+}
+
+/// The sizes of an attention block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSizes {
+    /// d.
+    pub inputs: usize,
+    /// h.
+    pub heads: usize,
+    /// g, a divisor of h.
+    pub kv_heads: usize,
+    /// c.
+    pub head_dim: usize,
 }
 
 /// The attention block of a layer.
@@ -55,10 +78,10 @@ pub struct Attention {
     pub o_proj: Linear,
     /// After `o_proj`.
     pub output: Seam,
-    /// Over the features of a query head.
-    pub q_norm: RmsNorm,
-    /// Over the features of a key head.
-    pub k_norm: RmsNorm,
+    /// Over the features of a query head, before its rotation.
+    pub q_norm: Option<RmsNorm>,
+    /// Over the features of a key head, before its rotation.
+    pub k_norm: Option<RmsNorm>,
     /// c.
     pub head_dim: usize,
     /// The number of keys that a query attends to, up to its own position; `None` for all.
@@ -66,14 +89,11 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// The attention of layer `layer`, at the path `at`.
-    pub fn new(at: &ModulePath, config: &Qwen3Config, layer: usize) -> Attention {
-        let (d, c, eps) = (config.hidden_size, config.head_dim(), config.rms_norm_eps);
-        let (h, g) = (config.num_attention_heads, config.num_kv_heads());
-        let linear = |name: &str, inputs, outputs| {
-            let linear = Linear::new(at.sub(name), inputs, outputs);
-            linear.bias(config.attention_bias).init(config.init())
-        };
+    /// A block at the path `at`, without biases, norms and a window.
+    pub fn new(at: &ModulePath, sizes: AttentionSizes, init: Init) -> Attention {
+        let AttentionSizes { inputs: d, heads: h, kv_heads: g, head_dim: c } = sizes;
+        let linear =
+            |name: &str, inputs, outputs| Linear::new(at.sub(name), inputs, outputs).init(init);
         Attention {
             input: Seam::new(at.sub("input")),
             q_proj: linear("q_proj", d, h * c),
@@ -84,11 +104,36 @@ impl Attention {
             attended: Seam::new(at.sub("attended")),
             o_proj: linear("o_proj", h * c, d),
             output: Seam::new(at.sub("output")),
-            q_norm: RmsNorm::new(at.sub("q_norm"), c, eps),
-            k_norm: RmsNorm::new(at.sub("k_norm"), c, eps),
+            q_norm: None,
+            k_norm: None,
             head_dim: c,
-            window: config.window(layer),
+            window: None,
         }
+    }
+
+    /// With biases of the projections to heads, and of the one from them.
+    #[must_use]
+    pub fn biases(mut self, of_heads: bool, of_output: bool) -> Attention {
+        for projection in [&mut self.q_proj, &mut self.k_proj, &mut self.v_proj] {
+            *projection = projection.clone().bias(of_heads);
+        }
+        self.o_proj = self.o_proj.bias(of_output);
+        self
+    }
+
+    /// With norms of the heads of queries and keys.
+    #[must_use]
+    pub fn head_norms(mut self, at: &ModulePath, eps: f64) -> Attention {
+        let norm = |name: &str| Some(RmsNorm::new(at.sub(name), self.head_dim, eps));
+        (self.q_norm, self.k_norm) = (norm("q_norm"), norm("k_norm"));
+        self
+    }
+
+    /// Of which queries see at most `window` keys.
+    #[must_use]
+    pub fn window(mut self, window: Option<usize>) -> Attention {
+        self.window = window;
+        self
     }
 
     /// Maps `x_btd` to the same shape. With a `cache`, new keys and values are appended to it, and
@@ -101,8 +146,8 @@ impl Attention {
         let [q, k, v] = Linear::forward_after(&self.input, x_btd, projections)?;
         let (q_bthc, k_btgc, v_btgc) = (self.heads(&q)?, self.heads(&k)?, self.heads(&v)?);
 
-        let q_bthc = self.q_norm.forward_rotated(&q_bthc, &at.cos, &at.sin)?;
-        let k_btgc = self.k_norm.forward_rotated(&k_btgc, &at.cos, &at.sin)?;
+        let q_bthc = at.rotate(&q_bthc, self.q_norm.as_ref())?;
+        let k_btgc = at.rotate(&k_btgc, self.k_norm.as_ref())?;
         let (k_bsgc, v_bsgc) = match cache {
             Some(cache) => cache.extend(&k_btgc, &v_btgc)?,
             None => (k_btgc, v_btgc),
@@ -199,18 +244,14 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// The frequencies of a configuration.
-    ///
-    /// # Errors
-    /// When its rotary scaling is invalid.
-    pub fn new(config: &Qwen3Config) -> Result<Rotary> {
-        let rope = config.rope()?;
-        let frequencies = rope.inverse_frequencies(config.head_dim()).into_iter();
-        Ok(Rotary {
+    /// The frequencies of heads of `head_dim` features.
+    pub fn new(rope: &Rope, head_dim: usize) -> Rotary {
+        let frequencies = rope.inverse_frequencies(head_dim).into_iter();
+        Rotary {
             frequencies: frequencies.map(|radians| radians as f32).collect(),
             attention_factor: rope.attention_factor(),
             on_device: Arc::default(),
-        })
+        }
     }
 
     /// Cosines and sines for `positions`, i64 [b, t]: each [b, t, c/2], f32.

@@ -1,13 +1,12 @@
-//! A layer of Qwen3.
+//! A layer of a decoder.
 //!
 //! Legend: b batch, t tokens per sequence, d hidden size.
 
-use meshgrad_autograd::{Module, ModulePath, Result, Var, checkpoint};
+use meshgrad_autograd::{Module, Result, Var, checkpoint};
 use meshgrad_runtime::Tensor;
 
 use crate::attention::{Attention, Positions};
 use crate::cache::LayerCache;
-use crate::config::Qwen3Config;
 use crate::layers::RmsNorm;
 use crate::mlp::Mlp;
 use crate::moe::{Moe, Routing};
@@ -39,21 +38,6 @@ pub enum FeedForward {
 }
 
 impl Layer {
-    /// Layer `layer` of the model at the path `at`.
-    pub fn new(at: &ModulePath, config: &Qwen3Config, layer: usize) -> Layer {
-        let at = at.sub("layers").index(layer);
-        let norm = |name: &str| RmsNorm::new(at.sub(name), config.hidden_size, config.rms_norm_eps);
-        Layer {
-            input_layernorm: norm("input_layernorm"),
-            self_attn: Attention::new(&at.sub("self_attn"), config, layer),
-            post_attention_layernorm: norm("post_attention_layernorm"),
-            mlp: match config.is_moe_layer(layer) {
-                true => FeedForward::Sparse(Moe::new(&at.sub("mlp"), config)),
-                false => FeedForward::Dense(Mlp::new(&at.sub("mlp"), config)),
-            },
-        }
-    }
-
     /// Adds attention, then the feed-forward block, to the residual stream `x`, [b, t, d]; returns
     /// the routing of a sparse layer, too, which is the `replayed` one if it is given:
     /// [`Moe::forward_with`].

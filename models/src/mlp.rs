@@ -6,7 +6,6 @@ use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Seam, Var, ops}
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::DType;
 
-use crate::config::Qwen3Config;
 use crate::layers::Linear;
 
 /// down(silu(gate(x)) * up(x)), with gate and up in one matrix.
@@ -24,13 +23,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// A block at the path `at`.
-    pub fn new(at: &ModulePath, config: &Qwen3Config) -> Mlp {
-        Mlp::with_features(at, config.hidden_size, config.intermediate_size, config.init())
-    }
-
-    /// A block of `d` features outside and `f` inside.
-    pub fn with_features(at: &ModulePath, d: usize, f: usize, init: Init) -> Mlp {
+    /// A block at the path `at`, with `d` features outside and `f` inside.
+    pub fn new(at: &ModulePath, d: usize, f: usize, init: Init) -> Mlp {
         Mlp {
             input: Seam::new(at.sub("input")),
             gate_up_proj: Param::new(at.sub("gate_up_proj.weight"), [2, f, d], init),

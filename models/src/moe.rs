@@ -21,11 +21,10 @@ mod slots;
 
 use std::sync::Arc;
 
-use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, Vars, beside, ops};
+use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Seam, Var, Vars, beside, ops};
 use meshgrad_error::{Error, Kind};
 use meshgrad_runtime::Tensor;
 
-use crate::config::Qwen3Config;
 use crate::mlp::Mlp;
 pub use all_gather::AllGather;
 pub use all_to_all::AllToAll;
@@ -55,6 +54,19 @@ pub struct Moe {
     dispatcher: Choice,
     #[module(skip)]
     slots: Slots,
+}
+
+/// The sizes of a mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoeSizes {
+    /// d.
+    pub inputs: usize,
+    /// f.
+    pub features: usize,
+    /// e.
+    pub experts: usize,
+    /// k.
+    pub top_k: usize,
 }
 
 /// What dispatches tokens to experts on other ranks.
@@ -91,13 +103,13 @@ impl Vars for Routing {
 }
 
 impl Moe {
-    /// A block with all experts, at the path `at`.
-    pub fn new(at: &ModulePath, config: &Qwen3Config) -> Moe {
-        let (d, f) = (config.hidden_size, config.moe_intermediate_size);
-        let (e, init) = (config.num_experts, config.init());
+    /// A block with all experts, at the path `at`. The router's weights of a token's experts are not
+    /// [normalized](Router::normalize).
+    pub fn new(at: &ModulePath, sizes: MoeSizes, init: Init) -> Moe {
+        let MoeSizes { inputs: d, features: f, experts: e, top_k } = sizes;
         let gate = Param::new(at.sub("gate.weight"), [e, d], init);
         Moe {
-            router: Router::new(gate, config.num_experts_per_tok, config.norm_topk_prob),
+            router: Router::new(gate, top_k),
             input: Seam::new(at.sub("experts.input")),
             gate_up_proj: Param::new(at.sub("experts.gate_up_proj"), [e, 2, f, d], init),
             down_proj: Param::new(at.sub("experts.down_proj"), [e, d, f], init),
@@ -132,7 +144,7 @@ impl Moe {
         let [_, _, f, d] = self.gate_up_proj.shape()[..] else {
             unreachable!("a gate_up_proj has four dims")
         };
-        self.shared = Some(Mlp::with_features(&at, d, count * f, self.gate_up_proj.spec().init));
+        self.shared = Some(Mlp::new(&at, d, count * f, self.gate_up_proj.spec().init));
         self
     }
 

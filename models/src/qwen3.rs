@@ -14,17 +14,18 @@ use meshgrad_mesh::{Placement, Sharding};
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Tensor};
 
-use crate::attention::{Positions, Rotary};
+use crate::attention::{Attention, AttentionSizes, Positions, Rotary};
 use crate::cache::Cache;
 use crate::config::Qwen3Config;
 use crate::ends::{Embedding, Head, sharded_like};
 use crate::hf::{self, Experts, adapters};
 use crate::layer::{FeedForward, Layer};
 use crate::layers::{Linear, RmsNorm};
+use crate::mlp::Mlp;
 use crate::model::{Compute, Decoded, Flow, Generate, Loss, Metrics, Model, TokenBatch};
 pub use crate::moe::balance::{Balance, Balancing};
 use crate::moe::balance::{PooledRouting, expert_metrics, update_router_bias};
-use crate::moe::{Dispatch, Moe, Routing, overflow};
+use crate::moe::{Dispatch, Moe, MoeSizes, Routing, overflow};
 use crate::residual::Residual;
 use crate::ring::Rings;
 use crate::stage::Stage;
@@ -78,6 +79,49 @@ impl Vars for Stream {
     }
 }
 
+impl Qwen3Config {
+    fn layer(&self, at: &ModulePath, number: usize) -> Layer {
+        let at = at.sub("layers").index(number);
+        let norm = |name: &str| RmsNorm::new(at.sub(name), self.hidden_size, self.rms_norm_eps);
+        let (mlp, d) = (at.sub("mlp"), self.hidden_size);
+        Layer {
+            input_layernorm: norm("input_layernorm"),
+            self_attn: self.attention(&at.sub("self_attn"), number),
+            post_attention_layernorm: norm("post_attention_layernorm"),
+            mlp: match self.is_moe_layer(number) {
+                true => FeedForward::Sparse(self.moe(&mlp)),
+                false => FeedForward::Dense(Mlp::new(&mlp, d, self.intermediate_size, self.init())),
+            },
+        }
+    }
+
+    fn attention(&self, at: &ModulePath, number: usize) -> Attention {
+        let sizes = AttentionSizes {
+            inputs: self.hidden_size,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_kv_heads(),
+            head_dim: self.head_dim(),
+        };
+        Attention::new(at, sizes, self.init())
+            .biases(self.attention_bias, self.attention_bias)
+            .head_norms(at, self.rms_norm_eps)
+            .window(self.window(number))
+    }
+
+    /// The feed-forward block of a sparse layer, at the path `at`.
+    pub fn moe(&self, at: &ModulePath) -> Moe {
+        let sizes = MoeSizes {
+            inputs: self.hidden_size,
+            features: self.moe_intermediate_size,
+            experts: self.num_experts,
+            top_k: self.num_experts_per_tok,
+        };
+        let mut moe = Moe::new(at, sizes, self.init());
+        moe.router.normalize = self.norm_topk_prob;
+        moe
+    }
+}
+
 impl Qwen3 {
     /// The model of a configuration.
     ///
@@ -105,10 +149,10 @@ impl Qwen3 {
                 output: Seam::new(at.sub("embed_tokens.output")),
                 padding: config.padding(),
             }),
-            layers: numbers.iter().map(|layer| Layer::new(&at, config, *layer)).collect(),
+            layers: numbers.iter().map(|layer| config.layer(&at, *layer)).collect(),
             numbers,
             balancing: Balancing::default(),
-            rotary: Rotary::new(config)?,
+            rotary: Rotary::new(&config.rope()?, config.head_dim()),
             config: config.clone(),
             companions: Vec::new(),
         })

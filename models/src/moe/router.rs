@@ -34,12 +34,12 @@ pub struct Router {
 
 impl Router {
     /// Softmax without groups and bias; the gate is `gate` [e, d].
-    pub(super) fn new(gate: Param, top_k: usize, normalize: bool) -> Router {
+    pub(super) fn new(gate: Param, top_k: usize) -> Router {
         Router {
             gate,
             top_k,
             sigmoid: false,
-            normalize,
+            normalize: false,
             scale: 1.0,
             groups: 1,
             top_groups: 1,

@@ -78,7 +78,7 @@ fn pass(moe: &Moe, x: Tensor) -> Result<Parts> {
 }
 
 fn block() -> Moe {
-    Moe::new(&"mlp".into(), &config(TWELVE))
+    config(TWELVE).moe(&"mlp".into())
 }
 
 fn on_one_rank(count: usize, routing: Routing, moe: &Moe) -> Parts {

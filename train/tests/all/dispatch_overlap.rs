@@ -47,7 +47,7 @@ fn pass(rank: &LocalRank, dispatch: Dispatch, shared: bool) -> Result<[Duration;
     let paced = RewiredRank::new(rank, Arc::new(connector));
     let (mesh, experts) = (Mesh::new(&[RANKS], &["dp"])?, Mesh::new(&[RANKS], &["ep"])?);
     Redistributor::new(&paced).run_on(&mesh, || {
-        let mut moe = Moe::new(&"mlp".into(), &small::config(BLOCK));
+        let mut moe = small::config(BLOCK).moe(&"mlp".into());
         if shared {
             moe = moe.shared_experts(2);
         }

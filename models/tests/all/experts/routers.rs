@@ -42,8 +42,7 @@ impl Fixture {
             norm_topk_prob = {normalize}
             "#
         ));
-        let mut moe =
-            Moe::new(&"mlp".into(), &config).shared_experts(self.size("n_shared_experts"));
+        let mut moe = config.moe(&"mlp".into()).shared_experts(self.size("n_shared_experts"));
         let groups = [self.size("n_group"), self.size("topk_group")];
         in_groups(&mut moe, groups, self.options["routed_scaling_factor"].as_f64().unwrap());
         moe.add_router_bias();

@@ -30,7 +30,7 @@ impl Fixture {
         config.moe_intermediate_size = self.size("moe_intermediate_size");
         config.num_experts = self.size("num_experts");
         config.num_experts_per_tok = self.size("num_experts_per_tok");
-        Moe::new(&"mlp".into(), &config)
+        config.moe(&"mlp".into())
     }
 
     /// Gives a rank its experts and the gate. Returns the tokens of all ranks.

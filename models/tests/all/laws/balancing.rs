@@ -31,7 +31,7 @@ fn add_random_biases(model: &mut Qwen3, device: &Device) {
 #[test]
 fn biases_balance_a_skewed_load() {
     let device = Device::cpu();
-    let mut moe = Moe::new(&"mlp".into(), &config(EXPERTS));
+    let mut moe = config(EXPERTS).moe(&"mlp".into());
     moe.add_router_bias();
     moe.materialize(&device, 1).unwrap();
     let bias = moe.buffers()[0].value().unwrap();

@@ -169,7 +169,7 @@ fn dispatchers_need_so_many_rows() {
     let peak = |dispatch: Dispatch, slots: Option<usize>| {
         let peaks = Local::new(4).threads(1).launch(|rank| {
             Redistributor::new(rank).run_on(&mesh, || {
-                let mut moe = Moe::new(&"mlp".into(), &config);
+                let mut moe = config.moe(&"mlp".into());
                 moe.dispatch_by(dispatch);
                 moe.adapt_slots(slots.is_some());
                 moe.set_slots(slots.unwrap_or_default());
