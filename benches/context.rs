@@ -24,7 +24,7 @@ use clap::Parser;
 use learner::Learner;
 use meshgrad::autograd::ops::{Ring, RingPart};
 use meshgrad::comm::{Collectives, Rank, Tcp};
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::{IGNORE_INDEX, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops::{
@@ -245,7 +245,7 @@ fn packed(arguments: &Arguments, folder: &Path) -> anyhow::Result<Vec<Contestant
                 max_position_embeddings: SEQ_LEN,
                 ..Qwen3Config::from_json(tiny::CONFIG)?
             };
-            let model = Qwen3::materialized(&config, &device, 0)?;
+            let model = Decoder::materialized(&config, &device, 0)?;
             let mut learner = Learner::new(model, &device, DType::F32, &learner::adamw())?;
             let order = data.order(SEQ_LEN, ROWS, 0)?;
             Ok(move |number: usize| {

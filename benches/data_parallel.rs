@@ -19,7 +19,7 @@ use learner::Learner;
 use meshgrad::comm::{Collectives, Local, LocalRank, Rank, Redistributor};
 use meshgrad::data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::{Model, ModelParallelism, TokenBatch, hf};
 use meshgrad::prelude::*;
 use meshgrad_harness::{
@@ -174,7 +174,7 @@ fn start_torch(
 /// A rank: trains in each turn.
 fn train(way: &Way, rank: &LocalRank, folder: Option<&Path>, inbox: &Inbox) -> anyhow::Result<()> {
     let (device, world) = (rank.device(), rank.world()?);
-    let training = |model: Qwen3| {
+    let training = |model: Decoder| {
         match folder {
             Some(folder) => drop(hf::Loader::new(folder).fill(&model, device)?),
             None => model.materialize(device, 0)?,
@@ -191,7 +191,7 @@ fn train(way: &Way, rank: &LocalRank, folder: Option<&Path>, inbox: &Inbox) -> a
             batches.iter().map(|batch| step(&mut learner, batch)).collect()
         })
     };
-    let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
+    let model = Decoder::new(&Qwen3Config::from_json(CONFIG)?)?;
     let Some(homes) = way.homes else {
         return training(model);
     };

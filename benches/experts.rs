@@ -23,7 +23,7 @@ use learner::Learner;
 use meshgrad::comm::{Collectives, Local, LocalRank, Rank, Redistributor, Tcp};
 use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::hf;
 use meshgrad::models::moe::{AllToAll, Dispatch, Dispatcher, ExpertPeers, RoutedTokens};
 use meshgrad::prelude::*;
@@ -274,7 +274,7 @@ fn train(
 ) -> anyhow::Result<()> {
     let (device, world, none) = (rank.device(), rank.world()?, [""; 0]);
     let config = Qwen3Config { num_experts: EXPERTS, ..Qwen3Config::from_json(CONFIG)? };
-    let mut model = Qwen3::new(&config)?;
+    let mut model = Decoder::new(&config)?;
     model.dispatch_experts_by(dispatch);
     let [mesh, experts] = ["dp", "ep"].map(|axis| Mesh::new(&[RANKS], &[axis]));
     let (mesh, experts) = (mesh?, experts?);

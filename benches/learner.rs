@@ -17,7 +17,7 @@ pub(crate) fn adamw() -> OptimizerConfig {
 }
 
 pub(crate) struct Learner {
-    model: Qwen3,
+    model: Decoder,
     optimizer: Optimizer,
     device: Device,
     dtype: DType,
@@ -27,7 +27,7 @@ pub(crate) struct Learner {
 impl Learner {
     /// Trains `model`, whose parameters have values, with activations of `dtype`.
     pub(crate) fn new(
-        model: Qwen3,
+        model: Decoder,
         device: &Device,
         dtype: DType,
         config: &OptimizerConfig,

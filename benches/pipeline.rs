@@ -19,7 +19,8 @@ use clap::Parser;
 use meshgrad::comm::{Collectives, Local, LocalRank, Rank, Redistributor};
 use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::mesh::Mesh;
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::FamilyConfig;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::{Compute, Model, TokenBatch, hf};
 use meshgrad::pipeline::{Action, Costs, Named, Op, Simulation};
 use meshgrad::prelude::*;
@@ -191,7 +192,7 @@ fn train(
 
 /// Trains in each turn. `together` lets the ranks start a step together.
 fn serve(
-    trainer: &mut Trainer<Qwen3>,
+    trainer: &mut Trainer<Decoder>,
     device: &Device,
     inbox: &Inbox,
     together: impl Fn() -> anyhow::Result<()>,
@@ -220,15 +221,15 @@ fn training() -> anyhow::Result<Config> {
     Ok(Config::parse::<NoTables>(TRAINING, "the bench", &[])?)
 }
 
-fn whole(weights: Option<&Path>) -> anyhow::Result<Qwen3> {
-    let config = match weights {
+fn whole(weights: Option<&Path>) -> anyhow::Result<Decoder> {
+    let config: Arc<dyn FamilyConfig> = match weights {
         Some(folder) => hf::read_config(folder)?,
-        None => Qwen3Config::from_json(MODEL)?,
+        None => Arc::new(Qwen3Config::from_json(MODEL)?),
     };
-    Ok(Qwen3::new(&config)?)
+    Ok(Decoder::new(&*config)?)
 }
 
-fn fill(model: &Qwen3, weights: Option<&Path>, device: &Device) -> anyhow::Result<()> {
+fn fill(model: &Decoder, weights: Option<&Path>, device: &Device) -> anyhow::Result<()> {
     match weights {
         Some(folder) => drop(hf::Loader::new(folder).ignore_unused().fill(model, device)?),
         None => model.materialize(device, 0)?,

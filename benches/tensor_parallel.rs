@@ -24,7 +24,8 @@ use meshgrad::collectives::{Redistribute, with_redistribution};
 use meshgrad::comm::{Collectives, Communicator, Local, LocalRank, Rank, Redistributor};
 use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::mesh::{Chunks, Group, Hosts, Link, LinkCosts, Mesh, Sharding};
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::FamilyConfig;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::{Model, ModelParallelism, TokenBatch, hf};
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Pending, with_mesh};
@@ -150,9 +151,9 @@ fn start(setting: Setting) -> Ranks {
 
 /// A rank: trains in each turn.
 fn train(setting: &Setting, rank: &LocalRank, inbox: &Inbox) -> anyhow::Result<()> {
-    let (model, device, world) = (Qwen3::new(&config(setting)?)?, rank.device(), rank.world()?);
+    let (model, device, world) = (Decoder::new(&*config(setting)?)?, rank.device(), rank.world()?);
     let timed = Arc::new(Timed::new(Redistributor::new(rank)));
-    let training = |model: Qwen3| {
+    let training = |model: Decoder| {
         match &setting.folder {
             Some(folder) => drop(hf::Loader::new(folder).fill(&model, device)?),
             None => model.materialize(device, 0)?,
@@ -186,10 +187,10 @@ fn train(setting: &Setting, rank: &LocalRank, inbox: &Inbox) -> anyhow::Result<(
     with_redistribution(timed.clone(), training)
 }
 
-fn config(setting: &Setting) -> anyhow::Result<Qwen3Config> {
+fn config(setting: &Setting) -> anyhow::Result<Arc<dyn FamilyConfig>> {
     Ok(match &setting.folder {
         Some(folder) => hf::read_config(folder)?,
-        None => Qwen3Config::from_json(CONFIG)?,
+        None => Arc::new(Qwen3Config::from_json(CONFIG)?),
     })
 }
 

@@ -18,7 +18,7 @@ use std::path::Path;
 use clap::{Parser, ValueEnum};
 use learner::Learner;
 use meshgrad::mesh::Mesh;
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::hf;
 use meshgrad::prelude::*;
 use meshgrad::runtime::with_mesh;
@@ -90,7 +90,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
         peers = start_peers(arguments, python, &folder)?;
     }
     let load = || match peers.is_empty() {
-        true => Ok(Qwen3::materialized(&Qwen3Config::from_json(CONFIG)?, device, 0)?),
+        true => Ok(Decoder::materialized(&Qwen3Config::from_json(CONFIG)?, device, 0)?),
         false => anyhow::Ok(hf::load(&folder, device)?.model),
     };
     let dtype = arguments.dtype.dtype();
@@ -289,7 +289,7 @@ struct Ours {
 
 impl Ours {
     fn new(
-        load: impl Fn() -> anyhow::Result<Qwen3>,
+        load: impl Fn() -> anyhow::Result<Decoder>,
         device: &Device,
         dtype: DType,
         mesh: Option<Mesh>,

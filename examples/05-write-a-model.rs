@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release --example 05-write-a-model`
 
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::layers::{Linear, RmsNorm};
 use meshgrad::prelude::*;
 use meshgrad::train::config::{Config, NoTables};
@@ -83,7 +83,7 @@ fn main() -> anyhow::Result<()> {
     // FLOPs.
     let config = Qwen3Config::from_json(include_str!("qwen3-30b-a3b.json"))?;
     let meta = Device::meta(device.properties());
-    let large = Qwen3::materialized(&config, &meta, 1)?;
+    let large = Decoder::materialized(&config, &meta, 1)?;
     let ids = Tensor::from_slice(&meta, &[1, 4096], &vec![0i64; 4096])?;
     large.logits(&ids, Compute { dtype: DType::BF16, checkpointing: false })?;
     let (work, memory) = (meta.work(), meta.memory_stats());

@@ -11,7 +11,7 @@ use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::checkpoint;
 use meshgrad::train::config::Config;
 use meshgrad::train::data::Data;
-use meshgrad::train::qwen3;
+use meshgrad::train::decoder;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::trainer::Trainer;
 
@@ -31,8 +31,8 @@ const SMALL: &str = r#"
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let config = match arguments.first() {
-        Some(file) => Config::read::<qwen3::Tables>(Some(Path::new(file)), &[])?,
-        None => Config::parse::<qwen3::Tables>(SMALL, "the embedded configuration", &[])?,
+        Some(file) => Config::read::<decoder::Tables>(Some(Path::new(file)), &[])?,
+        None => Config::parse::<decoder::Tables>(SMALL, "the embedded configuration", &[])?,
     };
     let run = RunFolder::open(Path::new(arguments.get(1).map_or("runs/06-moe", String::as_str)))?;
 
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Config { train, .. } = &config;
     let order = data.order(train.seq_len, train.batch_size, train.seed)?;
 
-    let model = qwen3::model(&config, data.tokenizer.vocab_size(), None)?;
+    let model = decoder::model(&config, data.tokenizer.vocab_size(), None)?;
     model.materialize(&device, config.train.seed)?;
     let mut trainer = Trainer::new(model, &config, &device)?;
     let batches = TokenBatches::new(tokens, &device);

@@ -10,7 +10,7 @@ use meshgrad::collectives::{full_concat, redistribute_like};
 use meshgrad::comm::launch::Environment;
 use meshgrad::comm::{Local, ProcessRank, Rank, Redistributor};
 use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::prelude::*;
 
 const CONFIG: &str = r#"{
@@ -34,7 +34,7 @@ fn batch(device: &Device) -> Result<TokenBatch> {
 }
 
 /// The mean loss of each step of gradient descent.
-fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
+fn train(model: &Decoder, device: &Device) -> Result<Vec<f32>> {
     model.materialize(device, 42)?;
     let batch = batch(device)?;
     let mut grads = Grads::new(&model.params())?;
@@ -59,7 +59,7 @@ fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
 /// [`train`] as a rank of a 2 x 2 mesh.
 fn train_on(rank: &dyn Rank) -> Result<Vec<f32>> {
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"])?;
-    let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
+    let model = Decoder::new(&Qwen3Config::from_json(CONFIG)?)?;
     let parallelism = ModelParallelism::new(&mesh).tensor(["tp"])?;
     let plan = model.plan(&parallelism.sequence_parallel(true))?;
     if rank.rank() == 0 {
@@ -75,7 +75,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         println!("rank {}: losses {:.4?}", world.rank(), train_on(&world)?);
         return Ok(());
     }
-    let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
+    let model = Decoder::new(&Qwen3Config::from_json(CONFIG)?)?;
     println!("one rank: losses {:.4?}", train(&model, &Device::cpu())?);
     let losses = Local::run(4, |rank| train_on(rank))?;
     println!("four ranks: losses {:.4?}", losses[0]);

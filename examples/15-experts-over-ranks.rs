@@ -6,9 +6,9 @@
 use meshgrad::comm::{Local, Rank, Redistributor};
 use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::moe::Dispatch;
-use meshgrad::models::{ModelParallelism, Qwen3, TokenBatch};
+use meshgrad::models::{Decoder, ModelParallelism, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::train::config::Config;
 use meshgrad::train::trainer::Trainer;
@@ -41,7 +41,7 @@ fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
 }
 
 /// The losses of some steps.
-fn losses(model: Qwen3, device: &Device) -> std::result::Result<Vec<f64>, AnyError> {
+fn losses(model: Decoder, device: &Device) -> std::result::Result<Vec<f64>, AnyError> {
     model.materialize(device, 1)?;
     let mut trainer = Trainer::new(model, &Config::default(), device)?;
     let step = |step| -> std::result::Result<f64, AnyError> {
@@ -51,7 +51,7 @@ fn losses(model: Qwen3, device: &Device) -> std::result::Result<Vec<f64>, AnyErr
 }
 
 fn on_rank(rank: &dyn Rank) -> std::result::Result<Vec<f64>, AnyError> {
-    let mut model = Qwen3::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?;
+    let mut model = Decoder::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?;
     model.dispatch_experts_by(Dispatch::AllToAll);
     // The same ranks twice: for experts, and for all else, which is sharded over the ranks.
     let (mesh, experts) = (Mesh::new(&[RANKS], &["dp"])?, Mesh::new(&[RANKS], &["ep"])?);
@@ -68,7 +68,7 @@ fn on_rank(rank: &dyn Rank) -> std::result::Result<Vec<f64>, AnyError> {
 }
 
 fn main() -> std::result::Result<(), AnyError> {
-    let one = losses(Qwen3::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?, &Device::cpu())?;
+    let one = losses(Decoder::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?, &Device::cpu())?;
     let ranks = Local::run(RANKS, |rank| on_rank(rank))?;
     for (step, (one, ranks)) in one.iter().zip(&ranks[0]).enumerate() {
         println!("step {}: one rank {one:.6}, {RANKS} ranks {ranks:.6}", step + 1);

@@ -6,8 +6,8 @@
 use meshgrad::comm::{Local, Rank, Redistributor};
 use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::config::Qwen3Config;
-use meshgrad::models::{ModelParallelism, Qwen3, TokenBatch};
+use meshgrad::models::families::qwen3::Qwen3Config;
+use meshgrad::models::{Decoder, ModelParallelism, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::train::config::Config;
 use meshgrad::train::trainer::Trainer;
@@ -48,7 +48,7 @@ fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
 }
 
 /// The losses of some steps.
-fn losses(model: Qwen3, device: &Device) -> std::result::Result<Vec<f64>, AnyError> {
+fn losses(model: Decoder, device: &Device) -> std::result::Result<Vec<f64>, AnyError> {
     model.materialize(device, 1)?;
     let mut trainer = Trainer::new(model, &Config::default(), device)?;
     let step = |step| -> std::result::Result<f64, AnyError> {
@@ -57,8 +57,8 @@ fn losses(model: Qwen3, device: &Device) -> std::result::Result<Vec<f64>, AnyErr
     (1..=STEPS).map(step).collect()
 }
 
-fn model() -> std::result::Result<Qwen3, AnyError> {
-    Ok(Qwen3::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?)
+fn model() -> std::result::Result<Decoder, AnyError> {
+    Ok(Decoder::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?)
 }
 
 fn on_rank(rank: &dyn Rank) -> std::result::Result<Vec<f64>, AnyError> {

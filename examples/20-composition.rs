@@ -4,10 +4,10 @@
 use meshgrad::comm::{Local, Rank, Redistributor};
 use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::{config::Qwen3Config, layers::Linear, moe::Moe};
+use meshgrad::models::{families::qwen3::Qwen3Config, layers::Linear, moe::Moe};
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Key, ops::normal};
-use meshgrad::train::{self, config::Config, qwen3::Tables, trainer::Trainer};
+use meshgrad::train::{self, config::Config, decoder::Tables, trainer::Trainer};
 
 const MOE: &str = r#"{"model_type": "qwen3_moe", "vocab_size": 1, "hidden_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}"#;

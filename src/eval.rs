@@ -6,8 +6,8 @@ use anyhow::ensure;
 use meshgrad::runtime::Device;
 use meshgrad::train::config::Config;
 use meshgrad::train::corpus::Corpus;
+use meshgrad::train::decoder;
 use meshgrad::train::eval::{EvalOptions, eval as evaluate};
-use meshgrad::train::qwen3;
 use meshgrad::train::report::format::thousands;
 use meshgrad::train::tokenizer::Tokenizer;
 
@@ -48,7 +48,7 @@ pub(crate) fn eval(arguments: &EvalArguments, device: &Device) -> anyhow::Result
     }
     let opened = model::open(&arguments.model, arguments.checks, arguments.raw, device)?;
     let tokenizer = Tokenizer::from_file(&opened.folder.join("tokenizer.json"))?;
-    let (tokens, rows) = (tokenizer.vocab_size(), opened.model.config().vocab_size);
+    let (tokens, rows) = (tokenizer.vocab_size(), opened.model.config().vocab_size());
     ensure!(
         tokens <= rows,
         "the tokenizer has {tokens} tokens but the model has {rows}: \
@@ -76,6 +76,6 @@ pub(crate) fn eval(arguments: &EvalArguments, device: &Device) -> anyhow::Result
 /// The sequence length of the run, if it is one.
 fn seq_len(opened: &Opened) -> usize {
     let file = opened.folder.join("trainer/config.toml");
-    let config = Config::read::<qwen3::Tables>(Some(&file), &[]);
+    let config = Config::read::<decoder::Tables>(Some(&file), &[]);
     config.map_or(1024, |config| config.train.seq_len)
 }

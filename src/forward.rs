@@ -7,7 +7,7 @@ use anyhow::{Context, bail, ensure};
 use meshgrad::autograd::{Grads, Module, Param, Tape, ops};
 use meshgrad::ckpt::{Dtype, FileWriter, TensorFile};
 use meshgrad::models::folder::{self, NamedTensor};
-use meshgrad::models::{Balancing, Compute, IGNORE_INDEX, Model, Qwen3, TokenBatch, hf};
+use meshgrad::models::{Balancing, Compute, Decoder, IGNORE_INDEX, Model, TokenBatch, hf};
 use meshgrad::runtime::{DType, Device, Tensor};
 
 use crate::device::OnCpu;
@@ -96,12 +96,10 @@ fn loss(
         "every label is {IGNORE_INDEX}, so there is no loss; give at least one other label"
     );
 
-    let model: &Qwen3 = &loaded.model;
-    let auxiliary = match model.config().output_router_logits {
-        true => model.config().router_aux_loss_coef,
-        false => 0.0,
-    };
-    let balanced = Qwen3::clone(model).balanced(Balancing { auxiliary, ..Balancing::default() });
+    let model: &Decoder = &loaded.model;
+    let (auxiliary, is_added) = model.config().auxiliary_loss();
+    let auxiliary = if is_added { auxiliary } else { 0.0 };
+    let balanced = Decoder::clone(model).balanced(Balancing { auxiliary, ..Balancing::default() });
     let batch = TokenBatch::new(ids, labels);
     let (loss, tape) = Tape::record(|| balanced.loss(&batch, compute))?;
     let mean = loss.total.value().item::<f32>()? / loss.weight.item::<f32>()?;
@@ -114,7 +112,7 @@ fn loss(
         let mut of = |param: &Param| Ok(NamedTensor::new(param.name(), grads.get(param)?));
         let gradients: Vec<NamedTensor> =
             params.iter().map(&mut of).collect::<anyhow::Result<_>>()?;
-        let map = hf::map(loaded.experts, false)?;
+        let map = model.config().mapping(loaded.experts, false)?;
         for (tensor, bytes) in folder::stored(&gradients, &map)? {
             let shape = tensor.shape.iter().map(|extent| *extent as usize).collect();
             let elements = bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));

@@ -14,7 +14,7 @@
 //! - [`opcheck`]: cases of every differentiable op, checked on your device.
 //! - [`ckpt`]: safetensors folders, read strictly and written atomically.
 //! - [`load`]: loads regions of a checkpoint into tensors on the CPU and on GPUs.
-//! - [`models`]: Qwen3, dense and mixture-of-experts, as plain structs.
+//! - [`models`]: Qwen3, Llama, Mistral and Qwen2, as plain structs.
 //! - [`train`]: data, optimizer, schedule, and the parts of the training loop.
 //!
 //! | feature | adds |
@@ -70,7 +70,7 @@ pub mod prelude {
         checkpoint, ops,
     };
     pub use crate::models::{
-        Compute, Generate, IGNORE_INDEX, Loss, Model, ModelParallelism, ModelPlan, Qwen3,
+        Compute, Decoder, Generate, IGNORE_INDEX, Loss, Model, ModelParallelism, ModelPlan,
         TokenBatch,
     };
     pub use crate::runtime::{DType, Device, Error, Kind, Tensor};

@@ -30,7 +30,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use meshgrad::runtime::Device;
 use meshgrad::train::config::{Config, Override};
-use meshgrad::train::qwen3;
+use meshgrad::train::decoder;
 
 use device::OnCpu;
 
@@ -146,7 +146,7 @@ fn dispatch(arguments: &Arguments, device: &Device) -> anyhow::Result<ExitCode> 
 }
 
 fn config(arguments: &ConfigArguments) -> anyhow::Result<()> {
-    let config = Config::read::<qwen3::Tables>(arguments.config.as_deref(), &arguments.sets)?;
-    print!("{}", config.annotated::<qwen3::Tables>()?);
+    let config = Config::read::<decoder::Tables>(arguments.config.as_deref(), &arguments.sets)?;
+    print!("{}", config.annotated::<decoder::Tables>()?);
     Ok(())
 }

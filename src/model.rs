@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use meshgrad::ckpt::Committed;
-use meshgrad::models::Qwen3;
+use meshgrad::models::Decoder;
 use meshgrad::runtime::Device;
 use meshgrad::train;
 use meshgrad::train::checkpoint::{self, ReadOptions};
+use meshgrad::train::decoder;
 use meshgrad::train::intact::Candidates;
-use meshgrad::train::qwen3;
 use meshgrad::train::report::with_loading_bar;
 
 use crate::runs;
@@ -26,7 +26,7 @@ pub(crate) struct Checks {
 
 /// A model and the folder it was loaded from.
 pub(crate) struct Opened {
-    pub(crate) model: Qwen3,
+    pub(crate) model: Decoder,
     pub(crate) folder: PathBuf,
     /// Whether the weights are the averages that the run kept.
     pub(crate) is_averaged: bool,
@@ -43,12 +43,12 @@ pub(crate) fn open(
     read(path, checks, |folder, sealed, options| {
         let Some(checkpoint) = sealed else {
             return Ok(Opened {
-                model: qwen3::load(folder, device, options)?,
+                model: decoder::load(folder, device, options)?,
                 folder: folder.to_owned(),
                 is_averaged: false,
             });
         };
-        let model = qwen3::load_checkpoint(checkpoint, device, options)?;
+        let model = decoder::load_checkpoint(checkpoint, device, options)?;
         let is_averaged = checkpoint::has_averages(folder) && !raw;
         if is_averaged {
             checkpoint::load_averages(checkpoint, &model, options)?;

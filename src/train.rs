@@ -13,8 +13,8 @@ use meshgrad::comm::launch::Environment;
 use meshgrad::comm::{Error, FailedRank, NcclRank, ProcessRank, Rank};
 use meshgrad::runtime::Device;
 use meshgrad::train::config::{Config, Override, SumOrder, toml};
+use meshgrad::train::decoder;
 use meshgrad::train::events::Event;
-use meshgrad::train::qwen3;
 use meshgrad::train::ranks::check_ranks;
 use meshgrad::train::report::format;
 use meshgrad::train::run_folder::RunFolder;
@@ -91,7 +91,7 @@ impl Run {
     /// `speaks`: whether this process prints for the run.
     fn new(arguments: &TrainArguments, speaks: bool) -> anyhow::Result<Run> {
         let (file, sets) = (arguments.config.as_deref(), arguments.overrides()?);
-        let config = Config::read::<qwen3::Tables>(file, &sets)?;
+        let config = Config::read::<decoder::Tables>(file, &sets)?;
         let dir = match &arguments.run_dir {
             Some(dir) => dir.clone(),
             None => RunFolder::default_path(file, &sets, &config)?,
@@ -130,7 +130,7 @@ impl Run {
             }
             Ok(())
         });
-        let summary = qwen3::train(session)?;
+        let summary = decoder::train(session)?;
         if let (0, Some(bytes)) = (rank.rank(), taken.get()) {
             let bytes = format::bytes(*bytes as u64);
             eprintln!("NCCL, and other users of rank 0's GPU, took {bytes} of its memory");
@@ -177,7 +177,7 @@ pub(crate) fn train(
     match arguments.ranks.map(usize::from) {
         None | Some(1) => {
             let device = arguments.device.open(cpu)?;
-            let summary = qwen3::train(run.session(&device, None))?;
+            let summary = decoder::train(run.session(&device, None))?;
             print_summary(&summary, &run, StartedAs::OneRank);
         }
         Some(ranks) => {
@@ -199,11 +199,11 @@ fn train_on_threads(
     let (devices, is_nccl) = arguments.device.name.of_threads(arguments.transport, ranks, cpu)?;
     let cpus = || vec![cpu.clone(); ranks];
     let all = devices.clone().unwrap_or_else(cpus);
-    qwen3::check_threads(&run.config, &all)?;
+    decoder::check_threads(&run.config, &all)?;
     let local = device::local(ranks, devices.filter(|_| !is_nccl), cpu);
     let trained = local.launch(|rank| match is_nccl {
         true => run.train_over_nccl(rank, &all[rank.rank()]),
-        false => qwen3::train(run.session(rank.device(), Some(rank))),
+        false => decoder::train(run.session(rank.device(), Some(rank))),
     });
     let summaries = trained.map_err(cause_on_threads)?;
     let first = summaries.into_iter().next();
@@ -268,7 +268,7 @@ fn train_as_process(
     let trained = run.map_err(own).and_then(|(run, gpu)| {
         let summary = match gpu {
             Some(gpu) => run.train_over_nccl(&world, &gpu),
-            None => qwen3::train(run.session(world.device(), Some(&world))),
+            None => decoder::train(run.session(world.device(), Some(&world))),
         };
         let cause = |error: &Error| error.details().cloned().or_else(|| world.failure());
         let of = |error: Error| cause(&error).unwrap_or_else(|| own(error.into()));

@@ -14,8 +14,8 @@ use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::config::{Config, TrainConfig};
 use meshgrad::train::configured::dtype;
 use meshgrad::train::data::Data;
+use meshgrad::train::decoder;
 use meshgrad::train::optimizer::Optimizer;
-use meshgrad::train::qwen3;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::Order;
 use meshgrad::train::session::Session;
@@ -57,7 +57,7 @@ static TEXT: LazyLock<tempfile::NamedTempFile> = LazyLock::new(|| {
 fn config(sets: &[&str]) -> Config {
     let text = CONFIG.replace("TEXT", TEXT.path().to_str().unwrap());
     let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
-    Config::parse::<qwen3::Tables>(&text, "the test", &sets).unwrap()
+    Config::parse::<decoder::Tables>(&text, "the test", &sets).unwrap()
 }
 
 /// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's.
@@ -74,7 +74,7 @@ struct Run {
     device: Device,
     data: Data,
     order: Order,
-    trainer: Trainer<Qwen3>,
+    trainer: Trainer<Decoder>,
     _place: tempfile::TempDir,
 }
 
@@ -84,7 +84,7 @@ impl Run {
         let folder = RunFolder::open(place.path()).unwrap();
         let data = Data::prepare(&config.data, &folder).unwrap();
         let TrainConfig { batch_size, seq_len, seed, .. } = config.train;
-        let model = qwen3::model(config, data.tokenizer.vocab_size(), None).unwrap();
+        let model = decoder::model(config, data.tokenizer.vocab_size(), None).unwrap();
         model.materialize(device, seed).unwrap();
         Run {
             config: config.clone(),
@@ -175,7 +175,7 @@ fn tokens(device: &Device) -> Tensor {
     Tensor::from_slice(device, &[2, 64], &ids).unwrap()
 }
 
-fn backward(model: &Qwen3, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Loss {
+fn backward(model: &Decoder, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Loss {
     let compute = Compute { dtype, checkpointing: false };
     let balancing = Balancing { auxiliary: 0.01, z: 0.001, ..Balancing::default() };
     let model = model.clone().balanced(balancing);
@@ -196,7 +196,7 @@ fn runs_move_between_devices() {
         let place = tempfile::tempdir().unwrap();
         for (device, stop_after) in devices.into_iter().zip([Some(2), None]) {
             let session = Session::new(&config, device);
-            qwen3::train(session.run_dir(place.path()).stop_after(stop_after)).unwrap();
+            decoder::train(session.run_dir(place.path()).stop_after(stop_after)).unwrap();
         }
         let metrics = place.path().join("metrics.jsonl");
         let records = meshgrad::train::metrics::read(&metrics).unwrap();
@@ -241,7 +241,7 @@ fn resumed_equals_uninterrupted() {
         let place = tempfile::tempdir().unwrap();
         for stop_after in stops {
             let session = Session::new(&config, &gpu);
-            qwen3::train(session.run_dir(place.path()).stop_after(*stop_after)).unwrap();
+            decoder::train(session.run_dir(place.path()).stop_after(*stop_after)).unwrap();
         }
         let step = place.path().join("step-000003");
         ["model.safetensors", "trainer/exp_avg/model.safetensors"]
@@ -266,7 +266,7 @@ fn two_runs_give_the_same_bits() {
 }
 
 /// The bits of all parameters.
-fn bits(model: &Qwen3) -> Vec<u32> {
+fn bits(model: &Decoder) -> Vec<u32> {
     let params = model.params();
     let values = |param: &Param| param.value().unwrap().to_vec::<f32>().unwrap();
     params.iter().flat_map(values).map(f32::to_bits).collect()
@@ -274,7 +274,7 @@ fn bits(model: &Qwen3) -> Vec<u32> {
 
 /// A model with its optimizer, for single steps.
 struct Stepping {
-    model: Qwen3,
+    model: Decoder,
     optimizer: Optimizer,
     ids: Tensor,
     dtype: DType,
@@ -282,8 +282,8 @@ struct Stepping {
 
 impl Stepping {
     fn new(config: &Config, device: &Device) -> Stepping {
-        let model_config = qwen3::model_config(config, 257).unwrap();
-        let model = Qwen3::materialized(&model_config, device, 7).unwrap();
+        let model_config = decoder::model_config(config, 257).unwrap();
+        let model = Decoder::materialized(&*model_config, device, 7).unwrap();
         let optimizer = Optimizer::new(&model, device, &config.optimizer, 1).unwrap();
         Stepping { model, optimizer, ids: tokens(device), dtype: dtype(config.train.dtype) }
     }

@@ -44,7 +44,7 @@ impl Positions {
 }
 
 /// The sizes of an attention block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttentionSizes {
     /// d.
     pub inputs: usize,
@@ -109,6 +109,14 @@ impl Attention {
             head_dim: c,
             window: None,
         }
+    }
+
+    /// Its sizes.
+    pub fn sizes(&self) -> AttentionSizes {
+        let [of_queries, inputs] = [0, 1].map(|dim| self.q_proj.weight.shape()[dim]);
+        let [heads, kv_heads] =
+            [of_queries, self.k_proj.weight.shape()[0]].map(|features| features / self.head_dim);
+        AttentionSizes { inputs, heads, kv_heads, head_dim: self.head_dim }
     }
 
     /// With biases of the projections to heads, and of the one from them.

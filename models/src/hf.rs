@@ -2,7 +2,7 @@
 //! transformers uses.
 //!
 //! One parameter may be several tensors of the folder: gate and up are one matrix, and so are all
-//! experts of a layer. A [mapping](map()) relates them; reading and writing apply it in opposite
+//! experts of a layer. A [mapping](crate::families::FamilyConfig::mapping) relates them; reading and writing apply it in opposite
 //! directions. `lora.json` has the shapes of low-rank updates, if the model has any. Parameters may
 //! be on any device except a meta device ([`load`](meshgrad_load)).
 
@@ -10,7 +10,7 @@ pub(crate) mod adapters;
 mod companions;
 mod foreign;
 mod loader;
-mod map;
+pub(crate) mod map;
 mod save;
 
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::folder::unreadable;
 pub use adapters::{FILE as ADAPTERS, adapters};
 pub use companions::companions;
 pub use loader::{Filled, Loaded, Loader, add_adapters, ignored_note, load, read_config};
-pub use map::{Experts, map};
+pub use map::Experts;
 pub use save::{add_model, add_shards};
 
 fn read_text(path: &Path) -> Result<String> {

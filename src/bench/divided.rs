@@ -2,8 +2,8 @@
 
 use meshgrad::autograd::Module;
 use meshgrad::comm::{Local, Rank};
-use meshgrad::models::config::Qwen3Config;
-use meshgrad::models::{Qwen3, TokenBatch};
+use meshgrad::models::families::qwen3::Qwen3Config;
+use meshgrad::models::{Decoder, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::train;
 use meshgrad::train::config::Config;
@@ -49,8 +49,8 @@ fn trainer(
     device: &Device,
     config: &Config,
     model: &Qwen3Config,
-) -> train::Result<Trainer<Qwen3>> {
-    let whole = Qwen3::new(model)?;
+) -> train::Result<Trainer<Decoder>> {
+    let whole = Decoder::new(model)?;
     match ranks.divide(&whole)? {
         None => {
             whole.materialize(device, 1)?;
@@ -68,11 +68,11 @@ fn time_steps(
     ranks: &RunRanks<'_>,
     device: &Device,
     config: &Config,
-    trainer: &mut Trainer<Qwen3>,
+    trainer: &mut Trainer<Decoder>,
     steps: usize,
 ) -> train::Result<f64> {
     let (rows, seq_len) = (config.train.rows_of_pass(ranks.batch_parts()), config.train.seq_len);
-    let ids = ids(device, [rows, seq_len], trainer.model.config().vocab_size)?;
+    let ids = ids(device, [rows, seq_len], trainer.model.config().vocab_size())?;
     let ids = ranks.own_part(&ids)?;
     ranks.agree(device.synchronize())?;
     let seconds = timed(|| -> train::Result<()> {

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::Model;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::prelude::*;
 use meshgrad::train::config::{ComputeDType, Config, NoTables, Override};
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers};
@@ -187,7 +188,7 @@ impl Train {
             let row = Row { who: it.who.name(), times: &it.times, peak_bytes: it.trainer.peak() };
             row.print(train, &config, peak)
         });
-        findings.rows.extend(rows);
+        findings.rows.extend(rows.collect::<anyhow::Result<Vec<Value>>>()?);
         Ok(())
     }
 
@@ -218,7 +219,7 @@ impl Train {
         let largest = measured.peaks.iter().max();
         let row = Row { who: &who, times: &measured.times, peak_bytes: json!(largest) };
         let peak = peak.filter(|_| config.train.dtype == ComputeDType::Bf16);
-        let mut row = row.print(&train, &model, peak.map(|peak| peak * gpus as f64));
+        let mut row = row.print(&train, &model, peak.map(|peak| peak * gpus as f64))?;
         row["ranks"] = ranks.into();
         row["parallel"] = serde_json::to_value(&config.parallel)?;
         row["pipeline"] = serde_json::to_value(&config.pipeline)?;
@@ -268,13 +269,19 @@ struct Row<'a> {
 
 impl Row<'_> {
     /// Prints and returns it; `peak` is in TFLOP/s.
-    fn print(&self, train: &shapes::Train, config: &Qwen3Config, peak: Option<f64>) -> Value {
+    fn print(
+        &self,
+        train: &shapes::Train,
+        config: &Qwen3Config,
+        peak: Option<f64>,
+    ) -> anyhow::Result<Value> {
         let tokens = (train.batch * train.tokens) as f64;
         let rates: Vec<f64> = self.times.iter().map(|seconds| tokens / seconds).collect();
         let rate = Spread::of(&rates);
         // A causal mask leaves half of the positions.
+        let model = Decoder::new(config)?;
         let mfu = [2 * train.tokens, train.tokens].map(|positions| {
-            let tera = 1e-12 * config.flops_per_token(positions);
+            let tera = 1e-12 * model.flops_per_token(positions).unwrap_or_default();
             peak.map(|peak| tera * rate.median / peak)
         });
         let percent = mfu.map(|mfu| mfu.map_or("-".into(), |mfu| format!("{:.1} %", 100.0 * mfu)));
@@ -284,11 +291,11 @@ impl Row<'_> {
         let [full, causal] = percent;
         let Row { who, .. } = self;
         println!("| {} | {who} | {rate} | {gibibytes} | {full} | {causal} |", train.what);
-        json!({
+        Ok(json!({
             "model": train.what, "who": who, "batch": train.batch, "tokens": train.tokens,
             "alone": train.alone, "tokens_per_s": rate.json(), "peak_bytes": self.peak_bytes,
             "mfu_full_attention": mfu[0], "mfu_causal_attention": mfu[1],
-        })
+        }))
     }
 }
 

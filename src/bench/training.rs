@@ -1,6 +1,6 @@
 //! A meshgrad model in training, whose steps are timed.
 
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::{Compute, Model, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops;
@@ -12,7 +12,7 @@ pub(crate) const LEARNING_RATE: f64 = 1e-4;
 
 pub(crate) struct TimedModel {
     device: Device,
-    model: Qwen3,
+    model: Decoder,
     optimizer: Optimizer,
     ids: Tensor,
     dtype: DType,
@@ -27,7 +27,7 @@ impl TimedModel {
         dtype: DType,
         device: &Device,
     ) -> anyhow::Result<TimedModel> {
-        let model = Qwen3::materialized(config, device, 1)?;
+        let model = Decoder::materialized(config, device, 1)?;
         let optimizer = Optimizer::new(&model, device, &OptimizerConfig::default(), 1)?;
         Ok(TimedModel {
             device: device.clone(),

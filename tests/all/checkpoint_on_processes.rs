@@ -8,7 +8,7 @@ use meshgrad::ckpt::Snapshot;
 use meshgrad::ckpt::ranks::ShardedSnapshot;
 use meshgrad::comm::{Rank, Secret, Tcp, free_port};
 use meshgrad::mesh::Mesh;
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::hf::{self, Experts, Loader};
 use meshgrad::models::{Model, folder};
 use meshgrad::prelude::*;
@@ -28,11 +28,11 @@ const CONFIG: &str = r#"{
 /// What a child does: `save`, `empty` or `exit`, its rank, the address, and the folder.
 const ROLE: &str = "MESHGRAD_TEST_ROLE";
 
-fn model() -> Qwen3 {
-    Qwen3::new(&Qwen3Config::from_json(CONFIG).unwrap()).unwrap()
+fn model() -> Decoder {
+    Decoder::new(&Qwen3Config::from_json(CONFIG).unwrap()).unwrap()
 }
 
-fn sharded(rank: usize) -> Qwen3 {
+fn sharded(rank: usize) -> Decoder {
     let mesh = Mesh::new(&[RANKS], &["tp"]).unwrap();
     let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).unwrap();
     let model = model();

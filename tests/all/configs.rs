@@ -6,7 +6,7 @@ use std::process::Command;
 
 use meshgrad::autograd::Module;
 use meshgrad::train::config::Config;
-use meshgrad::train::qwen3;
+use meshgrad::train::decoder;
 
 use crate::test_dir::{MESHGRAD, Output};
 
@@ -36,15 +36,15 @@ fn every_configuration_is_valid() {
     let readme = fs::read_to_string(root().join("configs/README.md")).unwrap();
     for path in configurations() {
         let name = path.display();
-        let config = Config::read::<qwen3::Tables>(Some(&path), &[]).unwrap();
-        let model = qwen3::model(&config, 300, None).unwrap();
+        let config = Config::read::<decoder::Tables>(Some(&path), &[]).unwrap();
+        let model = decoder::model(&config, 300, None).unwrap();
         assert!(!model.params().is_empty(), "{name}");
 
         let file = path.file_name().unwrap().to_str().unwrap();
         assert!(readme.contains(&format!("| `{file}` |")), "{name}");
 
         let printed = meshgrad(&["config", path.to_str().unwrap()]);
-        let read = Config::parse::<qwen3::Tables>(&printed, "printed", &[]).unwrap();
+        let read = Config::parse::<decoder::Tables>(&printed, "printed", &[]).unwrap();
         assert_eq!(read, config, "{name}");
     }
 }

@@ -8,13 +8,13 @@ use meshgrad::dist::parallel::{ParallelConfig, Parallelism, Settings, Source};
 use meshgrad::kernels::copies::Format;
 use meshgrad::kernels::tree_reduce::{TreeOp, TreeReduce};
 use meshgrad::mesh::Mesh;
-use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::opcheck::cases::Case;
 use meshgrad::opcheck::{Closeness, compare};
 use meshgrad::pipeline::Named;
 use meshgrad::runtime::{DType, Device, Tensor};
 use meshgrad::train::config::Config;
-use meshgrad::train::qwen3::Tables;
+use meshgrad::train::decoder::Tables;
 use meshgrad::{ckpt, load, runtime};
 
 type Example = fn() -> Result<()>;

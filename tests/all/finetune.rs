@@ -10,7 +10,7 @@ use meshgrad::runtime::Device;
 use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::config::Config;
 use meshgrad::train::data::Data;
-use meshgrad::train::qwen3::Tables;
+use meshgrad::train::decoder::Tables;
 use meshgrad::train::run_folder::RunFolder;
 use serde_json::Value;
 

@@ -6,7 +6,7 @@ use approx::assert_relative_eq;
 use meshgrad::comm::{Plan, PlanRank, Rank, check_logs};
 use meshgrad::prelude::*;
 use meshgrad::train::{
-    self, config::Config, metrics, optimizer::Optimizer, qwen3, ranks::RunRanks,
+    self, config::Config, decoder, metrics, optimizer::Optimizer, ranks::RunRanks,
 };
 
 use crate::test_dir::{MESHGRAD, Output, TestDir};
@@ -15,11 +15,11 @@ use crate::test_dir::{MESHGRAD, Output, TestDir};
 #[test]
 fn the_pretraining_of_d9d_is_planned_at_full_size() {
     let (kept, file) = (Cell::new(0), "configs/qwen3-moe-d9d.toml".as_ref());
-    let config = Config::read::<qwen3::Tables>(Some(file), &[]).unwrap();
+    let config = Config::read::<decoder::Tables>(Some(file), &[]).unwrap();
     let step = |rank: &PlanRank| -> train::Result<()> {
         let (device, ranks) = (rank.device(), RunRanks::new(rank, &config)?);
         ranks.on_mesh(|| {
-            let (part, pipeline) = ranks.divide(&qwen3::model(&config, 32768, None)?)?.unwrap();
+            let (part, pipeline) = ranks.divide(&decoder::model(&config, 32768, None)?)?.unwrap();
             part.materialize(device, 1)?;
             let optimizer = Optimizer::new(&part, device, &config.optimizer, 1)?;
             let mut optimizer = optimizer.of_pipeline(&pipeline)?;
@@ -37,7 +37,7 @@ fn the_pretraining_of_d9d_is_planned_at_full_size() {
         })
     };
     check_logs(&Plan::new(8).unwrap().trace_all(step).unwrap()).unwrap();
-    let count = qwen3::model_config(&config, 32768).unwrap().parameter_count();
+    let count = decoder::model(&config, 32768, None).unwrap().parameter_count();
     assert_eq!(kept.get() as u64, 2 * count.total() - count.experts);
 }
 

@@ -8,6 +8,7 @@ mod cli;
 mod comm_tool;
 mod configs;
 mod errors;
+mod families;
 mod finetune;
 mod from_d9d;
 mod mesh_tool;

@@ -1,8 +1,8 @@
 //! A meta device predicts the memory and the FLOPs of the device it imitates.
 
 use meshgrad::autograd::{Module, Tape};
-use meshgrad::models::config::Qwen3Config;
-use meshgrad::models::{Balancing, Compute, Model, Qwen3, TokenBatch};
+use meshgrad::models::families::qwen3::Qwen3Config;
+use meshgrad::models::{Balancing, Compute, Decoder, Model, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Work;
 use meshgrad::train::config::OptimizerConfig;
@@ -21,7 +21,7 @@ fn step(
     compute: Compute,
     shape: [usize; 2],
 ) -> (Work, usize) {
-    let model = Qwen3::materialized(config, device, 1).unwrap();
+    let model = Decoder::materialized(config, device, 1).unwrap();
     let options = OptimizerConfig::default();
     let mut optimizer = Optimizer::new(&model, device, &options, 1).unwrap();
     let tokens: Vec<i64> =
@@ -68,11 +68,13 @@ fn meta_plans_a_model_that_does_not_fit() {
 
     // Master weights, gradients and two moments in f32 and a copy in bf16: 18 bytes per parameter,
     // plus activations.
-    let parameters = config.parameter_count().total() as usize;
+    let model = Decoder::new(&config).unwrap();
+    let count = model.parameter_count();
+    let parameters = count.total() as usize;
     assert!(peak > 18 * parameters && peak < 19 * parameters, "{peak}");
     // Six floating-point operations per token and active parameter in GEMMs, eight with
     // recomputation, plus attention.
-    let products = 8 * 4096 * config.parameter_count().active_in_matmuls();
+    let products = 8 * 4096 * count.active_in_matmuls();
     assert!(work.flops > products && work.flops < 2 * products, "{}", work.flops);
-    assert_eq!(Qwen3::new(&config).unwrap().params().len(), 3 + 48 * 11);
+    assert_eq!(model.params().len(), 3 + 48 * 11);
 }

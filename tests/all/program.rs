@@ -9,8 +9,8 @@ use meshgrad::autograd::Module;
 use meshgrad::ckpt::{Dtype, FileWriter, Folder, discover};
 use meshgrad::runtime::Device;
 use meshgrad::train::config::Config;
+use meshgrad::train::decoder;
 use meshgrad::train::events::Event;
-use meshgrad::train::qwen3;
 use meshgrad::train::session::Session;
 
 use crate::on_disk::{checkpoint_files, flip};
@@ -352,7 +352,7 @@ fn damaged_weights_are_not_used() {
 fn last_sample(dir: &TestDir, run: &str, sets: &[&str], adapted: bool) -> String {
     let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
     let file = dir.path("small.toml");
-    let config = Config::read::<qwen3::Tables>(Some(&file), &sets).unwrap();
+    let config = Config::read::<decoder::Tables>(Some(&file), &sets).unwrap();
     let device = Device::cpu();
     let sample = Arc::new(Mutex::new(String::new()));
     let seen = sample.clone();
@@ -364,7 +364,7 @@ fn last_sample(dir: &TestDir, run: &str, sets: &[&str], adapted: bool) -> String
             Ok(())
         });
     let trained = session.train(|data, from| {
-        let mut model = qwen3::model(&config, data.tokenizer.vocab_size(), from)?;
+        let mut model = decoder::model(&config, data.tokenizer.vocab_size(), from)?;
         if adapted {
             model.materialize(&device, 5)?;
             model.freeze();

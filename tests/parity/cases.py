@@ -1,4 +1,4 @@
-"""The configurations of the parity tests: small, and together covering every feature of Qwen3's config.json.
+"""The configurations of the parity tests: small, and together covering every feature of the families' config.json.
 
 A case's `config` is written to config.json unchanged, so the cases also cover how old and new versions of transformers write
 it. Every case states its properties in `claims`; make_fixtures.py fails if one does not hold.
@@ -30,6 +30,24 @@ DENSE = {
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
+    "hidden_act": "silu",
+}
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+}
+
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_act": "silu",
+}
+
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
     "hidden_act": "silu",
 }
 
@@ -355,5 +373,193 @@ CASES = [
             "vocab_size": 54,
         },
         claims={"moe_layers": [1, 2], "aux": True},
+    ),
+    Case(
+        name="llama-3-rope",
+        tokens=24,
+        seed=301,
+        config={
+            # As the hub's Llama 3.1 looks.
+            **LLAMA,
+            "attention_bias": False,
+            "bos_token_id": 1,
+            "eos_token_id": [2, 3],
+            "hidden_size": 32,
+            "intermediate_size": 20,
+            "max_position_embeddings": 128,
+            "mlp_bias": False,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 4.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 32,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 100.0,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 58,
+        },
+        claims={"kv_heads": 2, "head_dim": 8, "rope_type": "llama3", "rope_theta": 100.0, "biases": [False, False]},
+    ),
+    Case(
+        name="llama-bias-tied",
+        tokens=10,
+        seed=302,
+        config={
+            # As transformers 5 writes it.
+            **LLAMA,
+            "attention_bias": True,
+            "head_dim": 14,
+            "hidden_size": 30,
+            "intermediate_size": 18,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 3,
+            "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+            "tie_word_embeddings": True,
+            "vocab_size": 53,
+        },
+        claims={"head_dim": 14, "biases": [True, True], "tied": True},
+    ),
+    Case(
+        name="llama-defaults",
+        tokens=9,
+        seed=303,
+        config={
+            **LLAMA,
+            "hidden_size": 36,
+            "intermediate_size": 14,
+            "num_attention_heads": 6,
+            "num_hidden_layers": 1,
+            "num_key_value_heads": 1,
+            "vocab_size": 49,
+        },
+        claims={"kv_heads": 1, "head_dim": 6, "rope_theta": 1e4, "tied": False},
+    ),
+    Case(
+        name="mistral-window",
+        tokens=13,
+        seed=311,
+        config={
+            **MISTRAL,
+            "hidden_size": 24,
+            "intermediate_size": 22,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "rope_theta": 300.0,
+            "sliding_window": 5,
+            "vocab_size": 47,
+        },
+        claims={"kv_heads": 2, "sliding_window": 5, "biases": [False, False]},
+    ),
+    Case(
+        name="mistral-whole",
+        tokens=11,
+        seed=312,
+        config={
+            # As Mistral 7B v0.3 and Nemo: no window, heads of another size.
+            **MISTRAL,
+            "head_dim": 14,
+            "hidden_size": 30,
+            "intermediate_size": 16,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 1,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "vocab_size": 61,
+        },
+        claims={"head_dim": 14, "sliding_window": None, "rope_theta": 1e6},
+    ),
+    Case(
+        name="mistral-narrow-tied",
+        tokens=8,
+        seed=313,
+        config={
+            **MISTRAL,
+            "hidden_size": 20,
+            "intermediate_size": 26,
+            "num_attention_heads": 5,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 5,
+            "sliding_window": 2,
+            "tie_word_embeddings": True,
+            "vocab_size": 44,
+        },
+        claims={"kv_heads": 5, "sliding_window": 2, "tied": True},
+    ),
+    Case(
+        name="qwen2-hub",
+        tokens=12,
+        seed=321,
+        config={
+            # As the hub's Qwen2.5 looks: a window that is not used.
+            **QWEN2,
+            "hidden_size": 24,
+            "intermediate_size": 28,
+            "max_position_embeddings": 64,
+            "max_window_layers": 1,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0,
+            "sliding_window": 4,
+            "use_sliding_window": False,
+            "vocab_size": 56,
+        },
+        claims={"windows": [None, None], "biases": [True, False], "rope_theta": 1e6},
+    ),
+    Case(
+        name="qwen2-window-tied",
+        tokens=14,
+        seed=322,
+        config={
+            **QWEN2,
+            "hidden_size": 30,
+            "intermediate_size": 18,
+            "max_window_layers": 2,
+            "num_attention_heads": 5,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 3,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "vocab_size": 43,
+        },
+        claims={"windows": [None, None, 3], "kv_heads": 1, "tied": True},
+    ),
+    Case(
+        name="qwen2-layer-types-yarn",
+        tokens=24,
+        seed=323,
+        config={
+            **QWEN2,
+            "hidden_size": 32,
+            "intermediate_size": 12,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "max_position_embeddings": 128,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 4,
+            "rope_parameters": {
+                "beta_fast": 4.0,
+                "beta_slow": 0.05,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "rope_theta": 100.0,
+                "rope_type": "yarn",
+            },
+            "sliding_window": 6,
+            "use_sliding_window": True,
+            "vocab_size": 51,
+        },
+        claims={"windows": [6, None], "rope_type": "yarn"},
     ),
 ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/parity/fixtures: tiny Qwen3 models with the logits, loss and gradients that transformers computes.
+"""Writes tests/parity/fixtures: tiny models with the logits, loss and gradients that transformers computes.
 
     make_fixtures.py [NAME ...]      writes the named cases, by default all
     make_fixtures.py --check         recomputes every case and compares with the committed files; writes nothing
@@ -297,7 +297,9 @@ def verify_claims(model, case: Case):
         "rope_type": config.rope_parameters["rope_type"],
         "tied": model.lm_head.weight is model.model.embed_tokens.weight,
         "bias": attention.q_proj.bias is not None and attention.o_proj.bias is not None,
-        "windows": [layer.self_attn.sliding_window for layer in layers],
+        "biases": [attention.q_proj.bias is not None, attention.o_proj.bias is not None],
+        "windows": [getattr(layer.self_attn, "sliding_window", None) for layer in layers],
+        "sliding_window": getattr(config, "sliding_window", None),
         "moe_layers": [i for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")],
         "norm_topk_prob": getattr(config, "norm_topk_prob", None),
         "top_k": getattr(config, "num_experts_per_tok", None),

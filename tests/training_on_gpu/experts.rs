@@ -11,7 +11,10 @@ use meshgrad::runtime::Kind;
 use super::*;
 
 /// Runs `f` on ranks, with what makes a model whose experts are divided over them.
-fn on_ranks(ranks: usize, f: impl Fn(&LocalRank, &dyn Fn() -> Result<Qwen3>) -> Result<()> + Sync) {
+fn on_ranks(
+    ranks: usize,
+    f: impl Fn(&LocalRank, &dyn Fn() -> Result<Decoder>) -> Result<()> + Sync,
+) {
     let mesh = Mesh::new(&[ranks], &["dp"]).unwrap();
     let local = Local::new(ranks).devices((0..ranks).map(|_| gpu()).collect());
     let ran = local
@@ -19,10 +22,10 @@ fn on_ranks(ranks: usize, f: impl Fn(&LocalRank, &dyn Fn() -> Result<Qwen3>) -> 
     ran.unwrap();
 }
 
-fn model(rank: &LocalRank, mesh: &Mesh) -> Result<Qwen3> {
+fn model(rank: &LocalRank, mesh: &Mesh) -> Result<Decoder> {
     let experts = Mesh::new(&[rank.world_size()], &["ep"])?;
     let none: [&str; 0] = [];
-    let mut model = qwen3::model(&config(&[]), 257, None)?;
+    let mut model = decoder::model(&config(&[]), 257, None)?;
     model.dispatch_experts_by(Dispatch::AllToAll);
     model.adapt_expert_slots(true);
     let parallelism = ModelParallelism::new(mesh).experts(&experts, ["ep"], none)?;
@@ -68,14 +71,14 @@ fn a_dispatch_never_blocks_the_host() {
 
 /// A model with its optimizer and the word of overflows, for single steps.
 struct Dispatching {
-    model: Qwen3,
+    model: Decoder,
     optimizer: Optimizer,
     batch: TokenBatch,
     overflow: Tensor,
 }
 
 impl Dispatching {
-    fn new(model: Qwen3, device: &Device) -> Result<Dispatching> {
+    fn new(model: Decoder, device: &Device) -> Result<Dispatching> {
         let optimizer = Optimizer::new(&model, device, &config(&[]).optimizer, 1)?;
         let overflow = Tensor::zeros(device, &[], DType::F32, Kind::OptimizerState)?;
         Ok(Dispatching { model, optimizer, batch: batch(device, 0)?, overflow })

@@ -314,7 +314,7 @@ fn mapping_of(state: &optim::OptimizerState, model: &impl Model) -> Result<Mappi
 
 /// Loads a model for inference: the buffers of a checkpoint, and the averages of its parameters or,
 /// if the run has none, the parameters. The run validates and samples with the same weights.
-/// `model` must have the parameters and buffers of the run; [`qwen3::model`](crate::qwen3::model)
+/// `model` must have the parameters and buffers of the run; [`decoder::model`](crate::decoder::model)
 /// builds such a model from the checkpoint.
 ///
 /// ```no_run

@@ -33,6 +33,7 @@ pub mod config;
 pub mod configured;
 pub mod corpus;
 pub mod data;
+pub mod decoder;
 mod encoded;
 pub mod eval;
 pub mod events;
@@ -48,7 +49,6 @@ pub mod pipeline;
 #[cfg(feature = "plots")]
 pub mod plot;
 pub mod prompt;
-pub mod qwen3;
 pub mod ranks;
 pub mod report;
 mod rows;

@@ -183,10 +183,10 @@ fn settings(config: &Config, smaller: &Config) -> String {
 #[cfg(test)]
 mod tests {
     use meshgrad_autograd::Module;
-    use meshgrad_models::Qwen3;
+    use meshgrad_models::Decoder;
 
     use super::*;
-    use crate::qwen3;
+    use crate::decoder;
 
     #[test]
     fn faster_settings_are_tried_first() {
@@ -213,11 +213,11 @@ mod tests {
     /// A run that does not fit is refused, with the fastest settings that do.
     #[test]
     fn settings_that_fit_are_found() {
-        let config = Config::parse::<qwen3::Tables>(CONFIG, "the test", &[]).unwrap();
+        let config = Config::parse::<decoder::Tables>(CONFIG, "the test", &[]).unwrap();
         let device = Device::cpu();
-        let model = qwen3::model(&config, 257, None).unwrap();
+        let model = decoder::model(&config, 257, None).unwrap();
         model.materialize(&device, 7).unwrap();
-        let value = |model: &Qwen3| model.params()[0].value().unwrap().to_vec::<f32>().unwrap();
+        let value = |model: &Decoder| model.params()[0].value().unwrap().to_vec::<f32>().unwrap();
         let before = value(&model);
 
         let mut all: Vec<Config> = smaller(&config).collect();

@@ -101,7 +101,7 @@ impl<'a> Session<'a> {
     /// ```
     /// use meshgrad_comm::{Local, Rank};
     /// use meshgrad_train::config::Config;
-    /// use meshgrad_train::qwen3::{self, Tables};
+    /// use meshgrad_train::decoder::{self, Tables};
     /// use meshgrad_train::session::Session;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -117,7 +117,7 @@ impl<'a> Session<'a> {
     /// let run = place.path().join("run");
     /// let summaries = Local::run(2, |rank| {
     ///     let session = Session::new(&config, rank.device()).on(rank).run_dir(&run);
-    ///     qwen3::train(session)
+    ///     decoder::train(session)
     /// })?;
     /// assert_eq!(summaries[0], summaries[1]);
     /// # Ok(())
@@ -204,7 +204,7 @@ impl<'a> Session<'a> {
             None => model.materialize_missing(device, seed),
             Some(from) => bail!(
                 Invalid,
-                "model.from = {}, but Session::train reads no weights: use qwen3::train_with, which \
+                "model.from = {}, but Session::train reads no weights: use decoder::train_with, which \
                  reads them and then changes the model (for example, adds adapters); a program that has \
                  read them itself sets Config::weights_from to None",
                 from.display()

@@ -11,7 +11,7 @@ pub struct Problems(pub Vec<String>);
 impl Problems {
     /// # Errors
     /// If there are any.
-    pub(super) fn check(self, kind: Kind) -> Result<(), Error> {
+    pub(crate) fn check(self, kind: Kind) -> Result<(), Error> {
         match self.0.is_empty() {
             true => Ok(()),
             false => Err(Error::with_details(kind, self)),
@@ -27,12 +27,12 @@ impl fmt::Display for Problems {
 }
 
 /// The problem of a size that must not be zero.
-pub(super) fn zero(key: &str) -> String {
+pub(crate) fn zero(key: &str) -> String {
     format!("{key} is 0, but must be at least 1")
 }
 
 /// The problem of a number out of range.
-pub(super) fn range(key: &str, value: f64, expected: &str) -> String {
+pub(crate) fn range(key: &str, value: f64, expected: &str) -> String {
     format!("{key} = {value} must be {expected}")
 }
 

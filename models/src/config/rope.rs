@@ -5,7 +5,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Qwen3Config;
 use super::problems::{range, zero};
 
 const DEFAULT_THETA: f64 = 10_000.0;
@@ -23,6 +22,8 @@ pub enum RopeType {
     Linear,
     /// Low frequencies are divided by `factor`, high ones kept, with a ramp between.
     Yarn,
+    /// As `Yarn`, with a ramp over wavelengths, as in Llama 3.1.
+    Llama3,
 }
 
 /// The table `rope_scaling` (old) or `rope_parameters` (transformers 5), as written.
@@ -63,6 +64,12 @@ pub struct RopeKeys {
     /// YaRN: whether the ends of the ramp are rounded to integers. Default true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncate: Option<bool>,
+    /// Llama 3: wavelengths above the original context over this are divided by `factor`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub low_freq_factor: Option<f64>,
+    /// Llama 3: wavelengths below the original context over this are kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub high_freq_factor: Option<f64>,
     /// Fraction of a head that is rotated; only 1 is supported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partial_rotary_factor: Option<f64>,
@@ -89,6 +96,21 @@ pub enum RopeScaling {
     },
     /// See [`Yarn`].
     Yarn(Yarn),
+    /// See [`Llama3`].
+    Llama3(Llama3),
+}
+
+/// The scaling of Llama 3.1 (Grattafiori et al. 2024; the ramp as in transformers).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Llama3 {
+    /// The extension factor of the context.
+    pub factor: f64,
+    /// The original context length, in tokens.
+    pub original_max_position_embeddings: usize,
+    /// Frequencies with fewer rotations over the original context are divided by `factor`.
+    pub low_freq_factor: f64,
+    /// Frequencies with more rotations over the original context are kept.
+    pub high_freq_factor: f64,
 }
 
 /// The settings of YaRN (Peng et al. 2023), with every default filled in.
@@ -128,6 +150,9 @@ impl Rope {
                 };
                 pairs.map(blend).collect()
             }
+            RopeScaling::Llama3(scaling) => {
+                pairs.map(plain).map(|radians| scaling.scale(radians)).collect()
+            }
         }
     }
 
@@ -135,12 +160,12 @@ impl Rope {
     pub fn attention_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => yarn.attention_factor,
-            RopeScaling::None | RopeScaling::Linear { .. } => 1.0,
+            _ => 1.0,
         }
     }
 
     /// The settings as a `rope_scaling` table with every default; `None` without scaling.
-    pub(super) fn scaling_keys(&self) -> Option<RopeKeys> {
+    pub(crate) fn scaling_keys(&self) -> Option<RopeKeys> {
         match &self.scaling {
             RopeScaling::None => None,
             RopeScaling::Linear { factor } => Some(RopeKeys {
@@ -158,7 +183,26 @@ impl Rope {
                 truncate: Some(yarn.truncate),
                 ..RopeKeys::default()
             }),
+            RopeScaling::Llama3(llama) => Some(RopeKeys {
+                rope_type: Some(RopeType::Llama3),
+                factor: Some(llama.factor),
+                original_max_position_embeddings: Some(llama.original_max_position_embeddings),
+                low_freq_factor: Some(llama.low_freq_factor),
+                high_freq_factor: Some(llama.high_freq_factor),
+                ..RopeKeys::default()
+            }),
         }
+    }
+}
+
+impl Llama3 {
+    /// The frequency for one of `radians` per position.
+    fn scale(&self, radians: f64) -> f64 {
+        let rotations =
+            self.original_max_position_embeddings as f64 * radians / (2.0 * std::f64::consts::PI);
+        let (low, high) = (self.low_freq_factor, self.high_freq_factor);
+        let kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
+        radians * (kept + (1.0 - kept) / self.factor)
     }
 }
 
@@ -185,8 +229,21 @@ impl Yarn {
     }
 }
 
+/// The keys of a configuration that say how positions rotate.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeSettings<'a> {
+    /// `rope_theta`.
+    pub theta: Option<f64>,
+    /// `rope_scaling`.
+    pub scaling: Option<&'a RopeKeys>,
+    /// `rope_parameters`.
+    pub parameters: Option<&'a RopeKeys>,
+    /// `max_position_embeddings`.
+    pub max_position_embeddings: usize,
+}
+
 /// Reads the settings from whichever keys `config` has, or returns every problem.
-pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<String>> {
+pub(crate) fn resolve(config: &RopeSettings<'_>) -> Result<Rope, Vec<String>> {
     let mut problems = Vec::new();
     let keys = single_table(config, &mut problems);
     let theta = single_theta(config, &keys, &mut problems);
@@ -194,7 +251,7 @@ pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<String>> {
 
     check_range("rope_theta", theta, &mut problems);
     if let Some(part) = keys.partial_rotary_factor.filter(|part| *part != 1.0) {
-        problems.push(range("partial_rotary_factor", part, "1: Qwen3 rotates whole heads"));
+        problems.push(range("partial_rotary_factor", part, "1: only whole heads can be rotated"));
     }
 
     let scaling = match rope_type {
@@ -203,15 +260,16 @@ pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<String>> {
             RopeScaling::Linear { factor: factor_of(&keys, "linear", None, &mut problems) }
         }
         RopeType::Yarn => RopeScaling::Yarn(resolve_yarn(config, &keys, theta, &mut problems)),
+        RopeType::Llama3 => RopeScaling::Llama3(resolve_llama3(config, &keys, &mut problems)),
     };
 
     if problems.is_empty() { Ok(Rope { theta, scaling }) } else { Err(problems) }
 }
 
-fn single_table(config: &Qwen3Config, problems: &mut Vec<String>) -> RopeKeys {
+fn single_table(config: &RopeSettings<'_>, problems: &mut Vec<String>) -> RopeKeys {
     let empty = RopeKeys::default();
-    let old = config.rope_scaling.as_ref().filter(|keys| **keys != empty);
-    let new = config.rope_parameters.as_ref().filter(|keys| **keys != empty);
+    let old = config.scaling.filter(|keys| **keys != empty);
+    let new = config.parameters.filter(|keys| **keys != empty);
 
     if let (Some(old), Some(new)) = (old, new)
         && old != new
@@ -222,14 +280,14 @@ fn single_table(config: &Qwen3Config, problems: &mut Vec<String>) -> RopeKeys {
     old.or(new).cloned().unwrap_or_default()
 }
 
-fn single_theta(config: &Qwen3Config, keys: &RopeKeys, problems: &mut Vec<String>) -> f64 {
-    if let (Some(top), Some(inner)) = (config.rope_theta, keys.rope_theta)
+fn single_theta(config: &RopeSettings<'_>, keys: &RopeKeys, problems: &mut Vec<String>) -> f64 {
+    if let (Some(top), Some(inner)) = (config.theta, keys.rope_theta)
         && top != inner
     {
         let inner = ("rope_parameters.rope_theta", inner.to_string());
         problems.push(conflict([("rope_theta", top.to_string()), inner]));
     }
-    keys.rope_theta.or(config.rope_theta).unwrap_or(DEFAULT_THETA)
+    keys.rope_theta.or(config.theta).unwrap_or(DEFAULT_THETA)
 }
 
 fn single_type(keys: &RopeKeys, problems: &mut Vec<String>) -> RopeType {
@@ -241,8 +299,38 @@ fn single_type(keys: &RopeKeys, problems: &mut Vec<String>) -> RopeType {
     keys.rope_type.or(keys.old_type).unwrap_or_default()
 }
 
+fn resolve_llama3(
+    config: &RopeSettings<'_>,
+    keys: &RopeKeys,
+    problems: &mut Vec<String>,
+) -> Llama3 {
+    let mut needed = |key: &str, value: Option<f64>| {
+        if value.is_none() {
+            problems.push(format!("rope_type = llama3 needs {key}; add it next to rope_type"));
+        }
+        value.unwrap_or(1.0)
+    };
+    let factor = needed("factor", keys.factor);
+    let low_freq_factor = needed("low_freq_factor", keys.low_freq_factor);
+    let high_freq_factor = needed("high_freq_factor", keys.high_freq_factor);
+    for (key, value) in [("factor", factor), ("low_freq_factor", low_freq_factor)] {
+        check_range(key, value, problems);
+    }
+    if problems.is_empty() && !(high_freq_factor.is_finite() && high_freq_factor > low_freq_factor)
+    {
+        let expected = format!("more than low_freq_factor = {low_freq_factor}");
+        problems.push(range("high_freq_factor", high_freq_factor, &expected));
+    }
+    let original = keys.original_max_position_embeddings;
+    let original = original.unwrap_or(config.max_position_embeddings);
+    if original == 0 {
+        problems.push(zero("original_max_position_embeddings"));
+    }
+    Llama3 { factor, original_max_position_embeddings: original, low_freq_factor, high_freq_factor }
+}
+
 fn resolve_yarn(
-    config: &Qwen3Config,
+    config: &RopeSettings<'_>,
     keys: &RopeKeys,
     theta: f64,
     problems: &mut Vec<String>,

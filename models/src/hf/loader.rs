@@ -1,6 +1,7 @@
 //! Loads a folder into a model's parameters, on any device.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use meshgrad_ckpt::exec::Stats;
 use meshgrad_ckpt::mapping::{AllowedProblems, Problem, Report};
@@ -9,11 +10,10 @@ use meshgrad_error::{Error, Result, error};
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::Device;
 
-use super::map::{Experts, map};
+use super::map::Experts;
 use super::{adapters, foreign, read_text};
-use crate::Qwen3;
-use crate::config::Qwen3Config;
-use crate::folder;
+use crate::families::{self, FamilyConfig};
+use crate::{Decoder, folder};
 
 /// Tensors of Hugging Face folders that do not change what a model computes: the frequencies that
 /// old versions of transformers saved, and the layers that predict further tokens.
@@ -35,10 +35,10 @@ pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
 ///
 /// # Errors
 /// When it cannot be read or is not valid, or `dir` has an adapter of PEFT.
-pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
+pub fn read_config(dir: &Path) -> Result<Arc<dyn FamilyConfig>> {
     foreign::check_no_adapter(dir)?;
     let path = dir.join("config.json");
-    let config = Qwen3Config::from_json(&read_text(&path)?);
+    let config = families::from_json(&read_text(&path)?);
     config.map_err(|error| error.context(path.display()))
 }
 
@@ -46,14 +46,14 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
 ///
 /// # Errors
 /// When lora.json cannot be read, or has not the shapes of the folder or the paths of the model.
-pub fn add_adapters(model: &mut Qwen3, folder: &Folder) -> Result<()> {
+pub fn add_adapters(model: &mut Decoder, folder: &Folder) -> Result<()> {
     adapters::add(model.projections_mut(), folder)
 }
 
 /// A loaded model, and how its folder stores experts.
 pub struct Loaded {
     /// The model.
-    pub model: Qwen3,
+    pub model: Decoder,
     /// How the folder stores experts.
     pub experts: Experts,
     /// Bytes that were read and written.
@@ -171,7 +171,7 @@ impl<'a> Loader<'a> {
     }
 
     fn load_unchecked(&self, device: &Device) -> Result<Loaded> {
-        let mut model = Qwen3::new(&read_config(self.dir)?)?;
+        let mut model = Decoder::new(&*read_config(self.dir)?)?;
         let folder = Folder::open(self.dir)?;
         add_adapters(&mut model, &folder)?;
         let Filled { experts, stats, ignored } = self.fill_from(&folder, &model, device)?;
@@ -187,13 +187,13 @@ impl<'a> Loader<'a> {
     ///
     /// use meshgrad_autograd::Module;
     /// use meshgrad_mesh::{Mesh, Placement, Sharding};
-    /// use meshgrad_models::Qwen3;
+    /// use meshgrad_models::Decoder;
     /// use meshgrad_models::hf::{Loader, read_config};
     /// use meshgrad_runtime::Device;
     ///
     /// # fn load(rank: usize) -> Result<(), Box<dyn std::error::Error>> {
     /// let dir = Path::new("Qwen3-30B-A3B");
-    /// let model = Qwen3::new(&read_config(dir)?)?;
+    /// let model = Decoder::new(&*read_config(dir)?)?;
     /// let mesh = Mesh::new(&[8], &["ep"])?;
     /// for param in model.params() {
     ///     let placements = match param.name().contains(".experts.") {
@@ -209,15 +209,15 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// As [`hf::load`](super::load). After an error the parameters keep their values.
-    pub fn fill(&self, model: &Qwen3, device: &Device) -> Result<Filled> {
+    pub fn fill(&self, model: &Decoder, device: &Device) -> Result<Filled> {
         self.fill_from(&Folder::open(self.dir)?, model, device)
     }
 
-    fn fill_from(&self, folder: &Folder, model: &Qwen3, device: &Device) -> Result<Filled> {
+    fn fill_from(&self, folder: &Folder, model: &Decoder, device: &Device) -> Result<Filled> {
         foreign::check_no_adapter(folder.path())?;
         foreign::check_not_quantized(folder)?;
         let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
-        let map = map(experts, model.config().tie_word_embeddings)?;
+        let map = model.config().mapping(experts, true)?;
         if !model.is_whole() {
             let stats = folder::fill_part(model, device, folder, &map, &self.options)?;
             return Ok(Filled { experts, stats, ignored: Vec::new() });

@@ -53,11 +53,11 @@ const TIED: &str = "
 model.embed_tokens.weight = tied(model.embed_tokens.weight, lm_head.weight)
 ";
 
-/// The mapping of a Qwen3 model, dense or mixture-of-experts.
+/// The mapping of a model whose tensors have the names of Qwen3, dense or mixture-of-experts.
 ///
 /// # Errors
 /// Never: a test parses each mapping.
-pub fn map(experts: Experts, tied: bool) -> Result<Mapping> {
+pub(crate) fn mapping(experts: Experts, tied: bool) -> Result<Mapping> {
     let experts = match experts {
         Experts::OneByOne => ONE_BY_ONE,
         Experts::Fused => FUSED,
@@ -83,7 +83,7 @@ mod tests {
 
     fn tensors(experts: Experts) -> Vec<(String, Vec<u64>)> {
         let parameters = PARAMETERS.map(|(name, shape)| TensorSpec::new(name, Dtype::F32, shape));
-        let map = map(experts, false).unwrap().reversed();
+        let map = mapping(experts, false).unwrap().reversed();
         let bound = map.bind(&parameters, None, &AllowedProblems::none()).unwrap();
         bound.outputs().map(|it| (it.name, it.shape)).collect()
     }
@@ -130,7 +130,7 @@ mod tests {
                     .filter(|it| !(tied && it.name == "lm_head.weight"))
                     .collect();
                 let bound =
-                    map(experts, tied).unwrap().bind(&stored, None, &AllowedProblems::none());
+                    mapping(experts, tied).unwrap().bind(&stored, None, &AllowedProblems::none());
                 let bound = bound.unwrap_or_else(|report| panic!("{report}"));
                 let inverse = bound.inverse().unwrap_or_else(|why| panic!("{why}"));
                 assert_eq!(inverse.outputs().count(), stored.len());

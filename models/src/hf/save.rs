@@ -4,9 +4,9 @@ use meshgrad_ckpt::Snapshot;
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_error::Result;
 
-use super::map::{Experts, map};
+use super::map::Experts;
 use crate::folder::{self, NamedTensor};
-use crate::{Model, Qwen3};
+use crate::{Decoder, Model};
 
 /// Adds a copy of `model` to a snapshot, as a Hugging Face folder that transformers reads
 /// unchanged: config.json and the f32 parameters. If the model has low-rank updates, their shapes
@@ -17,7 +17,7 @@ use crate::{Model, Qwen3};
 /// # Errors
 /// As [`folder::add_tensors`].
 pub fn add_model(
-    model: &Qwen3,
+    model: &Decoder,
     experts: Experts,
     snapshot: &mut Snapshot,
     folder: &str,
@@ -25,7 +25,12 @@ pub fn add_model(
     for (path, text) in files(model, folder)? {
         snapshot.add(&path, text);
     }
-    folder::add_tensors(&folder::params(model)?, &map(experts, false)?, snapshot, folder)
+    folder::add_tensors(
+        &folder::params(model)?,
+        &model.config().mapping(experts, false)?,
+        snapshot,
+        folder,
+    )
 }
 
 /// As [`add_model`], for a model of which each rank has shards. `params` are the values of its
@@ -35,7 +40,7 @@ pub fn add_model(
 /// # Errors
 /// As [`folder::add_shards`].
 pub fn add_shards<'t>(
-    model: &Qwen3,
+    model: &Decoder,
     params: &'t [NamedTensor],
     experts: Experts,
     snapshot: &mut ShardedSnapshot<'t>,
@@ -44,11 +49,11 @@ pub fn add_shards<'t>(
     for (path, text) in files(model, folder)? {
         snapshot.add(&path, text);
     }
-    folder::add_shards(params, map(experts, false)?, snapshot, folder)
+    folder::add_shards(params, model.config().mapping(experts, false)?, snapshot, folder)
 }
 
 /// The text files of a model, by path inside the checkpoint.
-fn files(model: &Qwen3, folder: &str) -> Result<Vec<(String, String)>> {
+fn files(model: &Decoder, folder: &str) -> Result<Vec<(String, String)>> {
     let below = |(name, text)| match folder.is_empty() {
         true => (name, text),
         false => (format!("{folder}/{name}"), text),

@@ -2,8 +2,8 @@
 
 use meshgrad_autograd::{Init, Param};
 use meshgrad_mesh::Mesh;
-use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Balance, Balancing, Compute, Qwen3};
+use meshgrad_models::families::qwen3::Qwen3Config;
+use meshgrad_models::{Balance, Balancing, Compute, Decoder};
 use meshgrad_runtime::DType;
 
 /// Names and sizes of mesh axes.
@@ -108,7 +108,7 @@ pub(crate) fn compute(is_bf16: bool, checkpointing: bool) -> Compute {
 }
 
 /// Adds low-rank adapters to the projections. They are not zero, so each has a gradient.
-pub(crate) fn add_adapters(model: &mut Qwen3) {
+pub(crate) fn add_adapters(model: &mut Decoder) {
     for projection in model.projections_mut() {
         projection.add_lora(3, 6.0);
         if let Some(lora) = &mut projection.lora {

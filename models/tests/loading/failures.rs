@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use meshgrad_ckpt::Dtype;
 use meshgrad_load::PinnedBound;
-use meshgrad_models::Qwen3;
+use meshgrad_models::Decoder;
 use meshgrad_models::hf::{Experts, Loader};
 use meshgrad_runtime::{DType, Device, ErrorKind, OutOfMemoryReport, Shape, UninitTensor, ops};
 
@@ -66,7 +66,7 @@ fn a_failed_copy_names_the_tensor() {
             let _ = ops::index_select(&numbers, 0, &indices.unwrap().finish());
         }
     };
-    let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
+    let model = Decoder::new(&config(CONFIGS[1].1)).unwrap();
     let loader = Loader::new(folder.path()).pinned(64 << 10).progress(&fail);
     let error = loader.fill(&model, &gpu).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device, "{error}");
@@ -81,7 +81,7 @@ trait Named {
     fn params_named(&self, name: &str) -> bool;
 }
 
-impl Named for Qwen3 {
+impl Named for Decoder {
     fn params_named(&self, name: &str) -> bool {
         use meshgrad_autograd::Module;
         self.params().iter().any(|param| param.name() == name)
@@ -99,7 +99,7 @@ fn truncating_a_file_during_loading_is_an_error() {
             let file = std::fs::File::options().write(true).open(&path).unwrap();
             file.set_len(20_000).unwrap();
         };
-        let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
+        let model = Decoder::new(&config(CONFIGS[1].1)).unwrap();
         let loader = Loader::new(folder.path()).pinned(64 << 10).progress(&truncate);
         // The CPU's windows are large enough to read the file before it is truncated.
         match loader.fill(&model, &device) {

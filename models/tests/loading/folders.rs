@@ -4,9 +4,9 @@ use std::path::Path;
 
 use half::bf16;
 use meshgrad_ckpt::{Dtype, FileWriter};
-use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::hf::{self, Experts};
-use meshgrad_models::{Qwen3, folder};
+use meshgrad_models::families::qwen3::Qwen3Config;
+use meshgrad_models::hf::Experts;
+use meshgrad_models::{Decoder, folder};
 use meshgrad_runtime::Device;
 
 /// A dense model with tied embeddings, and experts whose rows exceed the smallest bound.
@@ -55,7 +55,7 @@ pub(crate) struct Folder {
 impl Folder {
     pub(crate) fn new(text: &str, experts: Experts, dtype: Dtype) -> Folder {
         let config = config(text);
-        let model = Qwen3::materialized(&config, &Device::cpu(), 7).unwrap();
+        let model = Decoder::materialized(&config, &Device::cpu(), 7).unwrap();
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("config.json"), config.to_json().unwrap()).unwrap();
 
@@ -90,9 +90,10 @@ impl Folder {
 }
 
 /// Name, shape and bytes of each saved tensor of a model.
-pub(crate) fn saved(model: &Qwen3, experts: Experts) -> Vec<(String, Vec<usize>, Vec<u8>)> {
+pub(crate) fn saved(model: &Decoder, experts: Experts) -> Vec<(String, Vec<usize>, Vec<u8>)> {
     let values = folder::params(model).unwrap();
-    let tensors = folder::stored(&values, &hf::map(experts, false).unwrap()).unwrap();
+    let tensors =
+        folder::stored(&values, &model.config().mapping(experts, false).unwrap()).unwrap();
     let plain = tensors.into_iter().map(|(spec, bytes)| {
         let shape = spec.shape.iter().map(|extent| *extent as usize);
         (spec.name, shape.collect(), bytes)

@@ -12,7 +12,7 @@ use folders::{CONFIGS, Folder, config};
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::Dtype;
 use meshgrad_models::hf::{self, Experts, Filled, Loader};
-use meshgrad_models::{Error, Qwen3, Result};
+use meshgrad_models::{Decoder, Error, Result};
 use meshgrad_runtime::{Device, MemoryStats, with_stream};
 
 /// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
@@ -47,7 +47,7 @@ fn rerun(test: &str, variables: &[(&str, &str)]) {
 }
 
 /// The name and the bits of each parameter.
-fn bits(model: &Qwen3) -> Vec<(String, Vec<u32>)> {
+fn bits(model: &Decoder) -> Vec<(String, Vec<u32>)> {
     let of = |param: meshgrad_autograd::Param| {
         let value = param.value().unwrap().to_vec::<f32>().unwrap();
         let bits = value.iter().map(|it| it.to_bits()).collect();
@@ -167,7 +167,7 @@ fn progress_is_reported() {
         let reports = Mutex::new(Vec::new());
         let report = |read, all| reports.lock().unwrap().push((read, all));
         let loader = Loader::new(folder.path()).pinned(128 << 10).progress(&report);
-        let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
+        let model = Decoder::new(&config(CONFIGS[1].1)).unwrap();
         loader.fill(&model, &device).unwrap();
 
         let reports = reports.into_inner().unwrap();
@@ -189,12 +189,12 @@ fn loading_to_a_meta_device_is_an_error() {
     }
 }
 
-fn assert_without_values(model: &Qwen3) {
+fn assert_without_values(model: &Decoder) {
     assert!(model.params().iter().all(|param| param.value().is_err()));
 }
 
-fn fill(dir: &Path, bound: u64, gpu: &Device) -> (Qwen3, Result<Filled>) {
-    let model = Qwen3::new(&hf::read_config(dir).unwrap()).unwrap();
+fn fill(dir: &Path, bound: u64, gpu: &Device) -> (Decoder, Result<Filled>) {
+    let model = Decoder::new(&*hf::read_config(dir).unwrap()).unwrap();
     let filled = Loader::new(dir).pinned(bound).fill(&model, gpu);
     (model, filled)
 }

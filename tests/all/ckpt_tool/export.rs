@@ -9,7 +9,7 @@ use meshgrad::autograd::{Module, ops};
 use meshgrad::ckpt::{FolderWriter, Snapshot, Staging, step_name};
 use meshgrad::models::folder::{self, NamedTensor};
 use meshgrad::models::hf::{self, Experts};
-use meshgrad::models::{Compute, Qwen3};
+use meshgrad::models::{Compute, Decoder};
 use meshgrad::runtime::{DType, Device, Key, Tensor};
 use serde_json::Value;
 
@@ -75,7 +75,7 @@ fn the_export_is_a_loadable_model() {
         let config: Value = serde_json::from_slice(&config).unwrap();
         assert_eq!([&config["dtype"], &config["torch_dtype"]], [name, name]);
         let loaded = hf::load(&dir.path(dtype), &Device::cpu()).unwrap();
-        assert_eq!(loaded.model.config().num_hidden_layers, 2);
+        assert_eq!(loaded.model.layers.len(), 2);
     }
 
     assert_eq!(models::read(&dir.path("F32")), model);
@@ -88,7 +88,7 @@ fn the_export_is_a_loadable_model() {
 }
 
 /// A model from transformers, with trained low-rank updates if `adapted`.
-fn model(adapted: bool) -> Qwen3 {
+fn model(adapted: bool) -> Decoder {
     let fixture = "tests/parity/fixtures/dense-gqa-tied";
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join(fixture);
     let device = Device::cpu();
@@ -108,7 +108,7 @@ fn model(adapted: bool) -> Qwen3 {
 }
 
 /// The averages of what is trained of `model`.
-fn averages(model: &Qwen3) -> Vec<NamedTensor> {
+fn averages(model: &Decoder) -> Vec<NamedTensor> {
     let halves = model.trained().into_iter().map(|param| {
         let half = ops::affine(&param.value().unwrap(), 0.5, 0.0).unwrap();
         NamedTensor::new(param.name(), half)
@@ -116,7 +116,7 @@ fn averages(model: &Qwen3) -> Vec<NamedTensor> {
     halves.collect()
 }
 
-fn logits(model: &Qwen3) -> Vec<f32> {
+fn logits(model: &Decoder) -> Vec<f32> {
     let device = model.params()[0].value().unwrap().device().clone();
     let ids = Tensor::from_slice(&device, &[1, 6], &[5i64, 0, 17, 3, 60, 2]).unwrap();
     let compute = Compute { dtype: DType::F32, checkpointing: false };
@@ -127,10 +127,10 @@ fn logits(model: &Qwen3) -> Vec<f32> {
 /// weights are taken unless `--raw` asks for the others. The report says both.
 #[test]
 fn the_export_computes_what_the_run_computes() {
-    let map = hf::map(Experts::OneByOne, false).unwrap();
     for (adapted, averaged) in [(true, false), (false, true), (true, true)] {
         let dir = TestDir::new();
         let model = model(adapted);
+        let map = model.config().mapping(Experts::OneByOne, false).unwrap();
         let mut snapshot = Snapshot::new(dir.path("run"), &step_name(7));
         fs::create_dir(dir.path("run")).unwrap();
         hf::add_model(&model, Experts::OneByOne, &mut snapshot, "").unwrap();

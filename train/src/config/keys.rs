@@ -381,7 +381,7 @@ fn shown(value: &Value) -> String {
 mod tests {
     use super::super::setting::paths;
     use super::*;
-    use crate::qwen3::Tables;
+    use crate::decoder::Tables;
 
     fn schema_paths() -> Vec<String> {
         let common = Table::try_from(Config::default()).unwrap();

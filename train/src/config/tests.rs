@@ -6,12 +6,12 @@ use super::setting::paths;
 use super::{
     Algorithm, ComputeDType, Config, OptimizerConfig, Override, ScheduleConfig, TokenizerChoice,
 };
-use crate::qwen3;
+use crate::decoder;
 use crate::schedule::{Curve, Length, Phase};
 
 fn parse(text: &str, sets: &[&str]) -> crate::Result<Config> {
     let overrides: Vec<Override> = sets.iter().map(|set| set.parse().unwrap()).collect();
-    Config::parse::<qwen3::Tables>(text, "run.toml", &overrides)
+    Config::parse::<decoder::Tables>(text, "run.toml", &overrides)
 }
 
 fn message(text: &str, sets: &[&str]) -> String {
@@ -23,8 +23,8 @@ fn an_empty_file_is_the_default() {
     let config = parse("", &[]).unwrap();
     let without_tables = Config { tables: Table::new(), ..config.clone() };
     assert_eq!(without_tables, Config::default());
-    let tables: qwen3::Tables = config.model_tables().unwrap();
-    assert_eq!(tables, qwen3::Tables::default());
+    let tables: decoder::Tables = config.model_tables().unwrap();
+    assert_eq!(tables, decoder::Tables::default());
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn a_written_configuration_reads_back_equal() {
     for config in [parse("", &[]).unwrap(), custom.unwrap()] {
         let written = config.to_toml().unwrap();
         assert_eq!(
-            Config::parse::<qwen3::Tables>(&written, "written", &[]).unwrap(),
+            Config::parse::<decoder::Tables>(&written, "written", &[]).unwrap(),
             config,
             "{written}"
         );
@@ -179,7 +179,7 @@ fn every_choice_reads_back_equal() {
             let sets = [&format!("optimizer.name={name}"), &format!("schedule.kind={kind}")];
             let config = parse(groups, &sets.map(String::as_str)).unwrap();
             let written = config.to_toml().unwrap();
-            let read = Config::parse::<qwen3::Tables>(&written, "written", &[]);
+            let read = Config::parse::<decoder::Tables>(&written, "written", &[]);
             assert_eq!(read.unwrap(), config, "{written}");
             assert!(written.contains(&format!("name = \"{name}\"")), "{written}");
             assert!(written.contains(&format!("kind = \"{kind}\"")), "{written}");

@@ -107,7 +107,7 @@ fn suffix(settings: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qwen3::Tables;
+    use crate::decoder::Tables;
 
     fn path(file: Option<&str>, sets: &[&str]) -> String {
         let sets: Vec<Override> = sets.iter().map(|set| set.parse().unwrap()).collect();

@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::qwen3;
+    use crate::decoder;
 
     fn gpu(model: &str) -> Properties {
         Properties {
@@ -81,8 +81,8 @@ mod tests {
 
     #[test]
     fn utilization_is_the_share_of_the_peak_of_all_gpus() {
-        let config = Config::parse::<qwen3::Tables>("", "the test", &[]).unwrap();
-        let model = qwen3::model(&config, 300, None).unwrap();
+        let config = Config::parse::<decoder::Tables>("", "the test", &[]).unwrap();
+        let model = decoder::model(&config, 300, None).unwrap();
         let of = |like, gpus| Utilization::of(&model, &gpu(like), DType::BF16, gpus, 256);
         let two = of("NVIDIA H200", 2).unwrap();
         let per_token = model.flops_per_token(256).unwrap();

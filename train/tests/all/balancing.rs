@@ -7,8 +7,8 @@ use meshgrad_ckpt::{Committed, TensorFile};
 use meshgrad_runtime::Device;
 use meshgrad_train::checkpoint::{self, ReadOptions};
 use meshgrad_train::config::Config;
+use meshgrad_train::decoder;
 use meshgrad_train::metrics::{self, Record};
-use meshgrad_train::qwen3;
 use meshgrad_train::session::Session;
 
 const BIASES: &str = "trainer/buffers/model.safetensors";
@@ -22,7 +22,7 @@ fn config(overrides: &[&str]) -> Config {
 fn train(run: &Path, config: &Config, stop_after: Option<u64>) -> PathBuf {
     let device = Device::cpu();
     let session = Session::new(config, &device).run_dir(run);
-    qwen3::train(session.stop_after(stop_after)).unwrap().checkpoint
+    decoder::train(session.stop_after(stop_after)).unwrap().checkpoint
 }
 
 fn records(run: &Path) -> Vec<Record> {
@@ -69,9 +69,9 @@ fn a_configuration_needs_the_tables() {
     let place = tempfile::tempdir().unwrap();
     let (config, device) = (Config::default(), Device::cpu());
     let session = Session::new(&config, &device).run_dir(place.path().join("run"));
-    let error = qwen3::train(session).unwrap_err().to_string();
+    let error = decoder::train(session).unwrap_err().to_string();
     let expected = "missing field `model`; read the configuration with \
-                    `Config::read::<meshgrad_train::qwen3::tables::Tables>`";
+                    `Config::read::<meshgrad_train::decoder::tables::Tables>`";
     assert!(error.contains(expected), "{error}");
     assert!(!place.path().join("run").exists());
 }
@@ -97,9 +97,9 @@ fn a_rate_of_zero_freezes_biases() {
 fn assert_loads(checkpoint: &Path, config: &Config) {
     let device = Device::cpu();
     let saved = Committed::open(checkpoint).unwrap();
-    let model = qwen3::model(config, 257, Some(&saved)).unwrap();
+    let model = decoder::model(config, 257, Some(&saved)).unwrap();
     checkpoint::load_model(&saved, &model, &device).unwrap();
-    let alone = qwen3::load(checkpoint, &device, ReadOptions::default()).unwrap();
+    let alone = decoder::load(checkpoint, &device, ReadOptions::default()).unwrap();
 
     let biases = TensorFile::open(checkpoint.join(BIASES)).unwrap();
     for model in [model, alone] {

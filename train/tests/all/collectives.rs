@@ -4,7 +4,8 @@ use meshgrad_collectives::redistribute;
 use meshgrad_comm::{Local, Rank, Redistributor, TracedRank};
 use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::{Mesh, Placement};
-use meshgrad_models::{Balancing, Qwen3, TokenBatch};
+use meshgrad_models::families::qwen3::Qwen3Config;
+use meshgrad_models::{Balancing, Decoder, TokenBatch};
 use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::Result;
 use meshgrad_train::config::{Config, NoTables};
@@ -14,7 +15,7 @@ const LAYERS: usize = 5;
 const RANKS: usize = 3;
 
 /// A mixture of experts in which no layer has parameters of its own unit.
-fn model(balancing: Balancing) -> Result<Qwen3> {
+fn model(balancing: Balancing) -> Result<Decoder> {
     let config = format!(
         "model_type = 'qwen3_moe'
          vocab_size = 20
@@ -27,7 +28,8 @@ fn model(balancing: Balancing) -> Result<Qwen3> {
          num_experts_per_tok = 2
          moe_intermediate_size = 6"
     );
-    let mut model = Qwen3::new(&toml::from_str(&config).unwrap())?.balanced(balancing);
+    let mut model =
+        Decoder::new(&toml::from_str::<Qwen3Config>(&config).unwrap())?.balanced(balancing);
     model.add_router_biases();
     Ok(model)
 }

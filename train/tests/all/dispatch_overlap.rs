@@ -9,7 +9,7 @@ use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor, TracedRank};
 use meshgrad_mesh::{Channel, Hosts, Link, LinkCosts, Mesh, Placement};
 use meshgrad_models::ModelPlan;
-use meshgrad_models::moe::{Dispatch, Moe};
+use meshgrad_models::moe::Dispatch;
 use meshgrad_pipeline::Named;
 use meshgrad_runtime::{DType, Key, Result, ops};
 use meshgrad_train::pipeline::Cut;

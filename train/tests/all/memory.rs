@@ -4,8 +4,8 @@ use meshgrad_comm::{Local, Rank};
 use meshgrad_runtime::Device;
 use meshgrad_train::Error;
 use meshgrad_train::config::Config;
+use meshgrad_train::decoder::{self, Tables};
 use meshgrad_train::memory::{NotEnoughMemory, check_threads, predict, predict_rank};
-use meshgrad_train::qwen3::{self, Tables};
 use meshgrad_train::session::Session;
 
 const CONFIG: &str = r#"
@@ -37,10 +37,10 @@ fn the_peak_of_a_run_is_predicted() {
         let config = Config::parse::<Tables>(&file, "the test", &[set.parse().unwrap()]).unwrap();
         let device = Device::cpu();
         let run = place.path().join(format!("run-{number}"));
-        qwen3::train(Session::new(&config, &device).run_dir(&run)).unwrap();
+        decoder::train(Session::new(&config, &device).run_dir(&run)).unwrap();
         let measured = device.memory_stats().peak as u64;
 
-        let model = qwen3::model(&config, 257, None).unwrap();
+        let model = decoder::model(&config, 257, None).unwrap();
         let needed = predict(&model, &config, device.properties()).unwrap();
         assert_eq!(needed.device, measured, "{set}");
         let saved = run.join("step-000003");
@@ -79,11 +79,11 @@ fn the_peak_of_every_rank_is_predicted() {
         let config = Config::parse::<Tables>(&file, "the test", &overrides).unwrap();
         let run = place.path().join(format!("run-{number}"));
         let measured = Local::new(ranks).threads(1).launch(|rank| {
-            qwen3::train(Session::new(&config, rank.device()).on(rank).run_dir(&run))?;
+            decoder::train(Session::new(&config, rank.device()).on(rank).run_dir(&run))?;
             Ok::<_, Error>(rank.device().memory_stats().peak as u64)
         });
         for (rank, measured) in measured.unwrap().into_iter().enumerate() {
-            let model = qwen3::model(&config, 257, None).unwrap();
+            let model = decoder::model(&config, 257, None).unwrap();
             let like = Device::cpu().properties().clone();
             let needed = predict_rank(&model, &config, &like, rank, ranks).unwrap();
             // Ranks also send each other a few messages.
@@ -109,7 +109,7 @@ fn ranks_that_do_not_fit_together_are_refused() {
     let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
     let config = Config::parse::<Tables>("", "the test", &sets).unwrap();
     let devices: Vec<Device> = (0..8).map(|_| Device::cpu()).collect();
-    let error = qwen3::check_threads(&config, &devices).unwrap_err();
+    let error = decoder::check_threads(&config, &devices).unwrap_err();
     let NotEnoughMemory { device, needed, .. } = error.details().unwrap();
     assert_eq!(device, "cpu for 8 ranks");
     // Processes check it before rank 0 looks for the text, which does not exist.
@@ -117,7 +117,7 @@ fn ranks_that_do_not_fit_together_are_refused() {
     let run = place.path().join("run");
     let errors = Local::new(8).threads(1).launch(|rank| {
         let session = Session::new(&config, rank.device()).on(rank).run_dir(&run);
-        Ok::<_, Error>(qwen3::train(session).unwrap_err().to_string())
+        Ok::<_, Error>(decoder::train(session).unwrap_err().to_string())
     });
     for message in errors.unwrap() {
         assert!(message.starts_with("training needs"), "{message}");
@@ -126,7 +126,7 @@ fn ranks_that_do_not_fit_together_are_refused() {
     // 70 billion parameters, each 16 bytes and again 12 in the copy that is saved.
     assert!(*needed > 68_000_000_000 * 28, "{needed}");
     let small = Config::parse::<Tables>("data.tokenizer = 'byte'", "the test", &[]).unwrap();
-    qwen3::check_threads(&small, &devices[..2]).unwrap();
-    let model = qwen3::model(&small, 257, None).unwrap();
+    decoder::check_threads(&small, &devices[..2]).unwrap();
+    let model = decoder::model(&small, 257, None).unwrap();
     check_threads(&model, &small, &devices).unwrap();
 }

@@ -2,8 +2,8 @@
 
 use meshgrad_autograd::{Module, Tape};
 use meshgrad_mesh::{Mesh, Sharding};
-use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Compute, Model, Qwen3, TokenBatch};
+use meshgrad_models::families::qwen3::Qwen3Config;
+use meshgrad_models::{Compute, Decoder, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Result, Tensor, ops, with_mesh};
 use meshgrad_train::config::{Algorithm, OptimizerConfig};
 use meshgrad_train::optim::AdamWConfig;
@@ -21,7 +21,7 @@ const CONFIG: &str = r#"{
 /// The losses and norms of three steps, and all parameters after them.
 fn train(mesh: Option<&Mesh>, compute: Compute) -> Result<(Vec<f32>, Vec<Vec<f32>>)> {
     let device = Device::cpu();
-    let model = Qwen3::materialized(&Qwen3Config::from_json(CONFIG).unwrap(), &device, 7)?;
+    let model = Decoder::materialized(&Qwen3Config::from_json(CONFIG).unwrap(), &device, 7)?;
     let config = OptimizerConfig::new(Algorithm::AdamW(AdamWConfig::default()), 1e-2);
     let mut optimizer = Optimizer::new(&model, &device, &config, 1).unwrap();
     let ids: Vec<i64> = (0..12).map(|at| at * 7 % 50).collect();

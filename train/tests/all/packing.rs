@@ -8,8 +8,8 @@ use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::batches::TokenBatches;
 use meshgrad_train::config::Config;
 use meshgrad_train::data::Data;
+use meshgrad_train::decoder::{self, Tables};
 use meshgrad_train::metrics;
-use meshgrad_train::qwen3::{self, Tables};
 use meshgrad_train::ranks::RunRanks;
 use meshgrad_train::run_folder::RunFolder;
 use meshgrad_train::session::Session;
@@ -110,7 +110,7 @@ fn a_run_on_ranks_packs_as_a_single_rank() {
         let config = config(&place, sets);
         let folder = place.path().join(name);
         Local::run(ranks, |rank| {
-            qwen3::train(Session::new(&config, rank.device()).on(rank).run_dir(&folder))
+            decoder::train(Session::new(&config, rank.device()).on(rank).run_dir(&folder))
         })
         .unwrap();
         metrics::read(&folder.join("metrics.jsonl")).unwrap()

@@ -8,7 +8,7 @@ use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{LocalRank, Rank, Redistributor};
 use meshgrad_mesh::Mesh;
-use meshgrad_models::{Model, ModelParallelism, Qwen3, TokenBatch};
+use meshgrad_models::{Decoder, Model, ModelParallelism, TokenBatch};
 use meshgrad_runtime::{DType, Key, Result, ops};
 
 use crate::dispatch_overlap::{PER_FLOP, local};
@@ -34,7 +34,7 @@ fn pass(rank: &LocalRank, ranks: usize, per_flop: Duration) -> Result<[Duration;
     let paced = RewiredRank::new(rank, Arc::new(connector));
     let mesh = Mesh::new(&[ranks], &["cp"])?;
     Redistributor::new(&paced).run_on(&mesh, || {
-        let model = Qwen3::new(&small::config(MODEL))?;
+        let model = Decoder::new(&small::config(MODEL))?;
         let parallelism = ModelParallelism::new(&mesh).context(["cp"])?.ring(true);
         model.plan(&parallelism)?.apply(&model, rank.rank())?;
         model.materialize(rank.device(), 1)?;

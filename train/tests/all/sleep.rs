@@ -5,7 +5,8 @@ use meshgrad_collectives::redistribute;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_mesh::{Mesh, Placement};
-use meshgrad_models::{Compute, Model, Qwen3, TokenBatch};
+use meshgrad_models::families::qwen3::Qwen3Config;
+use meshgrad_models::{Compute, Decoder, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::Error;
 use meshgrad_train::config::{Config, NoTables};
@@ -38,8 +39,8 @@ fn config() -> Config {
     Config::parse::<NoTables>("", "the test", &sets).unwrap()
 }
 
-fn model() -> Qwen3 {
-    let mut model = Qwen3::new(&toml::from_str(MODEL).unwrap()).unwrap();
+fn model() -> Decoder {
+    let mut model = Decoder::new(&toml::from_str::<Qwen3Config>(MODEL).unwrap()).unwrap();
     model.add_router_biases();
     model
 }
@@ -59,13 +60,13 @@ fn batch(device: &Device, step: u64) -> Result<TokenBatch, Error> {
     Ok(TokenBatch::new(&ids(11)?, &ids(17)?))
 }
 
-fn step(trainer: &mut Trainer<Qwen3>, device: &Device, step: u64) -> Result<f64, Error> {
+fn step(trainer: &mut Trainer<Decoder>, device: &Device, step: u64) -> Result<f64, Error> {
     let done = trainer.step(step, [batch(device, step), batch(device, step + 100)])?;
     Ok(done.wait(&trainer.model)?.loss)
 }
 
 /// What the training keeps, and its losses.
-fn outcome(trainer: &Trainer<Qwen3>, losses: Vec<f64>) -> Result<Values, Error> {
+fn outcome(trainer: &Trainer<Decoder>, losses: Vec<f64>) -> Result<Values, Error> {
     let mut tensors = Vec::new();
     for param in trainer.model.params() {
         tensors.push((param.name().to_owned(), param.kept_value()?));
@@ -87,9 +88,9 @@ fn outcome(trainer: &Trainer<Qwen3>, losses: Vec<f64>) -> Result<Values, Error> 
 
 /// Trains `model`, and calls `between` before each step but the first.
 fn train(
-    model: Qwen3,
+    model: Decoder,
     device: &Device,
-    mut between: impl FnMut(&mut Trainer<Qwen3>) -> Result<(), Error>,
+    mut between: impl FnMut(&mut Trainer<Decoder>) -> Result<(), Error>,
 ) -> Result<Values, Error> {
     model.materialize(device, 3)?;
     let mut trainer = Trainer::new(model, &config(), device)?;
@@ -168,7 +169,7 @@ fn a_lost_value_is_found() {
 fn on_rank(
     rank: &dyn Rank,
     home: &Strategy,
-    between: impl FnMut(&mut Trainer<Qwen3>) -> Result<(), Error>,
+    between: impl FnMut(&mut Trainer<Decoder>) -> Result<(), Error>,
 ) -> Result<Values, Error> {
     let mesh = Mesh::new(&[rank.world_size()], &["dp"]).unwrap();
     Redistributor::new(rank).run_on(&mesh, || {

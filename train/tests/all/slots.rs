@@ -10,7 +10,7 @@ use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::moe::Dispatch;
-use meshgrad_models::{Model, ModelParallelism, Qwen3, TokenBatch};
+use meshgrad_models::{Decoder, Model, ModelParallelism, TokenBatch};
 use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::Result;
 use meshgrad_train::config::{Config, NoTables};
@@ -51,10 +51,10 @@ fn batch(device: &Device, step: u64, microbatch: u64) -> Result<TokenBatch> {
     Ok(TokenBatch::new(&rows(0)?, &rows(1)?))
 }
 
-fn trainer(rank: &dyn Rank, mesh: &Mesh) -> Result<Trainer<Qwen3>> {
+fn trainer(rank: &dyn Rank, mesh: &Mesh) -> Result<Trainer<Decoder>> {
     let experts = Mesh::new(&[RANKS], &["ep"])?;
     let none: [&str; 0] = [];
-    let mut model = Qwen3::new(&small::config(SIX_EXPERTS))?.balanced(small::BALANCING);
+    let mut model = Decoder::new(&small::config(SIX_EXPERTS))?.balanced(small::BALANCING);
     model.add_router_biases();
     model.dispatch_experts_by(Dispatch::AllToAll);
     let parallelism = ModelParallelism::new(mesh).experts(&experts, ["ep"], none)?;

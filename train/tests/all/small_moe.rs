@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use meshgrad_train::config::Config;
-use meshgrad_train::qwen3;
+use meshgrad_train::decoder;
 
 const MODEL: &str = r#"
     [model]
@@ -50,5 +50,5 @@ fn parse(model: &str, overrides: &[&str]) -> Config {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all/balancing.rs");
     let run = RUN.replace("TEXT", text.to_str().unwrap());
     let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
-    Config::parse::<qwen3::Tables>(&[model, &run].concat(), "the test", &overrides).unwrap()
+    Config::parse::<decoder::Tables>(&[model, &run].concat(), "the test", &overrides).unwrap()
 }

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::{Committed, Staging};
-use meshgrad_models::{Qwen3, folder};
+use meshgrad_models::{Decoder, folder};
 use meshgrad_runtime::Device;
 use meshgrad_train::checkpoint::{self, ReadOptions};
 use meshgrad_train::config::Config;
+use meshgrad_train::decoder;
 use meshgrad_train::events::Event;
-use meshgrad_train::qwen3;
 use meshgrad_train::session::Session;
 
 use crate::small_moe::{config, config_from};
@@ -23,7 +23,7 @@ fn train(run: &Path, overrides: &[&str], adapted: bool) {
     let device = Device::cpu();
     let session = Session::new(&config, &device).run_dir(run);
     let trained = session.train(|data, from| {
-        let mut model = qwen3::model(&config, data.tokenizer.vocab_size(), from)?;
+        let mut model = decoder::model(&config, data.tokenizer.vocab_size(), from)?;
         if adapted {
             model.materialize(&device, 5)?;
             model.freeze();
@@ -59,14 +59,14 @@ fn started(from: &Path, more: &[&str]) -> Values {
             }
             Ok(())
         });
-    qwen3::train(session).unwrap();
+    decoder::train(session).unwrap();
     seen.lock().unwrap().clone()
 }
 
 /// The values of a checkpoint: its averages, with low-rank updates merged.
 fn stored(checkpoint: &Path) -> Values {
     let (device, options) = (Device::cpu(), ReadOptions::default());
-    let mut model = qwen3::load(checkpoint, &device, options).unwrap();
+    let mut model = decoder::load(checkpoint, &device, options).unwrap();
     if checkpoint::has_averages(checkpoint) {
         let sealed = Committed::open(checkpoint).unwrap();
         checkpoint::load_averages(&sealed, &model, options).unwrap();
@@ -163,7 +163,7 @@ fn weights_never_meet_the_configuration_of_another_model() {
     flip_last_bit(newest.join("model.safetensors"));
     let (config, device) = (config_from(&run, &[]), Device::cpu());
     let session = Session::new(&config, &device).run_dir(place.path().join("new"));
-    let error = qwen3::train(session).unwrap_err().to_string();
+    let error = decoder::train(session).unwrap_err().to_string();
     let expected = format!(
         "{} is damaged (`meshgrad ckpt verify` shows where), and {older} has another config.json; \
          to start from that one, name it: --from {older}",
@@ -192,7 +192,7 @@ fn damage_is_seen_before_a_run_starts() {
 
     let (config, device) = (config_from(&run.join("step-000004"), &[]), Device::cpu());
     let session = Session::new(&config, &device).run_dir(place.path().join("new"));
-    let error = qwen3::train(session).unwrap_err().to_string();
+    let error = decoder::train(session).unwrap_err().to_string();
     for expected in [
         "trainer/ema/model.safetensors is damaged",
         "restore one from a copy, or name another model; with --no-verify (train: --set",
@@ -204,11 +204,11 @@ fn damage_is_seen_before_a_run_starts() {
     // Without the manifest, the averages would be left out.
     fs::remove_file(run.join("step-000004/manifest.json")).unwrap();
     let session = Session::new(&config, &device).run_dir(place.path().join("new"));
-    let error = qwen3::train(session).unwrap_err().to_string();
+    let error = decoder::train(session).unwrap_err().to_string();
     assert!(error.contains("it has no manifest.json"), "{error}");
 }
 
-fn adapt(model: &mut Qwen3) -> meshgrad_train::Result<()> {
+fn adapt(model: &mut Decoder) -> meshgrad_train::Result<()> {
     model.freeze();
     model.projections_mut().step_by(3).for_each(|projection| projection.add_lora(3, 5.0));
     Ok(())
@@ -223,8 +223,8 @@ fn adapters_train_on_the_weights_that_a_run_starts_with() {
     train(&first, &["optimizer.learning_rate=0.05"], true);
     let (config, device) = (config_from(&first, &["optimizer.learning_rate=0.05"]), Device::cpu());
     let run = place.path().join("run");
-    qwen3::train_with(Session::new(&config, &device).run_dir(&run), adapt).unwrap();
-    let saved = qwen3::load(&run.join("step-000004"), &device, ReadOptions::default()).unwrap();
+    decoder::train_with(Session::new(&config, &device).run_dir(&run), adapt).unwrap();
+    let saved = decoder::load(&run.join("step-000004"), &device, ReadOptions::default()).unwrap();
     let (adapters, base): (Values, Values) =
         values(&saved).into_iter().partition(|(name, _)| name.contains("lora_"));
     assert_eq!(base, stored(&first.join("step-000004")));
@@ -235,14 +235,14 @@ fn adapters_train_on_the_weights_that_a_run_starts_with() {
     let build = |config: &Config| {
         let session = Session::new(config, &device).run_dir(place.path().join("own"));
         session.train(|data, from| {
-            let mut model = qwen3::model(config, data.tokenizer.vocab_size(), from)?;
+            let mut model = decoder::model(config, data.tokenizer.vocab_size(), from)?;
             adapt(&mut model)?;
             Ok(model)
         })
     };
     let error = build(&config).unwrap_err().to_string();
     let expected = format!("model.from = {}, but Session::train reads no weights", first.display());
-    assert!(error.starts_with(&expected) && error.contains("qwen3::train_with"), "{error}");
+    assert!(error.starts_with(&expected) && error.contains("decoder::train_with"), "{error}");
     assert!(!place.path().join("own").exists());
     build(&Config { weights_from: None, ..config.clone() }).unwrap();
 }
@@ -258,8 +258,8 @@ fn a_run_resumes_with_its_program() {
     let (config, device) = (config(&[]), Device::cpu());
     let session = |run: &Path| Session::new(&config, &device).run_dir(run);
 
-    let error = qwen3::train(session(&adapted)).unwrap_err().to_string();
-    let count = qwen3::load(&adapted.join("step-000004"), &device, ReadOptions::default());
+    let error = decoder::train(session(&adapted)).unwrap_err().to_string();
+    let count = decoder::load(&adapted.join("step-000004"), &device, ReadOptions::default());
     let count = count.unwrap().projections().filter(|it| it.lora.is_some()).count();
     for part in [
         format!(
@@ -271,10 +271,10 @@ fn a_run_resumes_with_its_program() {
     ] {
         assert!(error.contains(&part), "{error}");
     }
-    qwen3::train_with(session(&adapted), adapt).unwrap();
+    decoder::train_with(session(&adapted), adapt).unwrap();
 
-    let error = qwen3::train_with(session(&plain), adapt).unwrap_err().to_string();
+    let error = decoder::train_with(session(&plain), adapt).unwrap_err().to_string();
     assert!(error.contains("is of another model than this program builds"), "{error}");
     assert!(error.contains("lora_A.weight"), "{error}");
-    qwen3::train(session(&plain)).unwrap();
+    decoder::train(session(&plain)).unwrap();
 }

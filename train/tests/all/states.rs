@@ -7,7 +7,7 @@ use meshgrad_autograd::Module;
 use meshgrad_comm::{Collectives, Local, LocalRank, Rank};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState, Settings, Source, import::deepspeed};
 use meshgrad_mesh::{GroupOptions, Hosts};
-use meshgrad_models::{Qwen3, TokenBatch};
+use meshgrad_models::{Decoder, TokenBatch};
 use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::Result;
 use meshgrad_train::config::{Config, NoTables};
@@ -47,14 +47,14 @@ fn config(keys: &[&str]) -> Config {
 }
 
 /// A rank of a role, and what trains its part of the model.
-fn start<'r>(role: &Role, rank: &'r LocalRank) -> Result<(RunRanks<'r>, Trainer<Qwen3>)> {
+fn start<'r>(role: &Role, rank: &'r LocalRank) -> Result<(RunRanks<'r>, Trainer<Decoder>)> {
     let config = config(role.keys);
     let ranks = match &role.state {
         Some(state) => RunRanks::of_state(rank, state, &config)?,
         None => RunRanks::new(rank, &config)?,
     };
     let trainer = ranks.on_mesh(|| {
-        let model = Qwen3::new(&small::config(small::ALL_EXPERTS))?;
+        let model = Decoder::new(&small::config(small::ALL_EXPERTS))?;
         let (model, pipeline) = match ranks.divide(&model)? {
             Some((part, pipeline)) => (part, Some(pipeline)),
             None => (model, None),
@@ -67,7 +67,7 @@ fn start<'r>(role: &Role, rank: &'r LocalRank) -> Result<(RunRanks<'r>, Trainer<
 
 /// A step on batches that are the same for all roles.
 fn step(
-    (ranks, trainer): &mut (RunRanks<'_>, Trainer<Qwen3>),
+    (ranks, trainer): &mut (RunRanks<'_>, Trainer<Decoder>),
     device: &Device,
     step: u64,
 ) -> Result<[f64; 2]> {

@@ -2,9 +2,8 @@
 
 use approx::assert_relative_eq;
 use meshgrad_autograd::{Module, Var};
-use meshgrad_models::moe::Moe;
 use meshgrad_models::moe::balance::update_router_bias;
-use meshgrad_models::{Balancing, Compute, Qwen3};
+use meshgrad_models::{Balancing, Compute, Decoder};
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
 use crate::laws::{EXPERTS, F32, gradients, ids, model};
@@ -17,7 +16,7 @@ fn imbalance(counts: &Tensor) -> f32 {
 }
 
 /// Adds random biases that are large enough to change the choice of experts.
-fn add_random_biases(model: &mut Qwen3, device: &Device) {
+fn add_random_biases(model: &mut Decoder, device: &Device) {
     model.add_router_biases();
     for (layer, bias) in model.buffers().iter().enumerate() {
         bias.materialize(device, 0).unwrap();

@@ -1,7 +1,7 @@
 //! Activation checkpointing changes no bit.
 
 use meshgrad_autograd::Module;
-use meshgrad_models::{Balancing, Compute, Qwen3};
+use meshgrad_models::{Balancing, Compute, Decoder};
 use meshgrad_runtime::{DType, Device};
 
 use crate::laws::{EXPERTS, GROUPED, WINDOW, YARN, gradients, ids};
@@ -22,7 +22,7 @@ fn checkpointing_changes_no_bit() {
                 let mut config = config(text);
                 config.hidden_size = hidden;
                 config.head_dim = Some(8);
-                let mut model = Qwen3::new(&config).unwrap();
+                let mut model = Decoder::new(&config).unwrap();
                 if has_adapters {
                     add_adapters(&mut model);
                 }

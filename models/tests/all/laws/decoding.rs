@@ -1,6 +1,6 @@
 //! Decoding against the cache equals computing the whole sequence.
 
-use meshgrad_models::{Cache, Compute, Generate, Qwen3};
+use meshgrad_models::{Cache, Compute, Decoder, Generate, Model};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 use crate::laws::{EXPERTS, GROUPED, WINDOW, YARN, ids, model};
@@ -12,8 +12,8 @@ fn values(logits: &Tensor) -> Vec<f32> {
 }
 
 /// The logits after each chunk of `ids`, decoded chunk by chunk.
-fn decoded(model: &Qwen3, ids: &Tensor, chunk: usize, dtype: DType) -> Vec<Vec<f32>> {
-    let mut cache = Cache::new(model.config().num_hidden_layers, ids.device(), TOKENS).unwrap();
+fn decoded(model: &Decoder, ids: &Tensor, chunk: usize, dtype: DType) -> Vec<Vec<f32>> {
+    let mut cache = Cache::new(model.layers(), ids.device(), TOKENS).unwrap();
     let starts = (0..TOKENS).step_by(chunk);
     let next = starts.map(|start| {
         let given = ids.slice(1, start..start + chunk).unwrap();
@@ -55,7 +55,7 @@ fn logits_depend_on_earlier_tokens() {
     let (model, ids) = (model(GROUPED, &device), ids(&device, 2, TOKENS));
     let after_all = decoded(&model, &ids, TOKENS, DType::F32);
 
-    let mut cache = Cache::new(model.config().num_hidden_layers, &device, TOKENS).unwrap();
+    let mut cache = Cache::new(model.layers(), &device, TOKENS).unwrap();
     let last = ids.slice(1, TOKENS - 1..TOKENS).unwrap();
     let alone = model.next_logits(&last, &mut cache, DType::F32).unwrap();
     assert_ne!(after_all[0], values(&alone));

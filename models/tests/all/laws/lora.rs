@@ -4,13 +4,13 @@ use approx::{assert_relative_eq, assert_relative_ne};
 use meshgrad_autograd::{Grads, Module, Param, Tape, ops};
 use meshgrad_ckpt::Snapshot;
 use meshgrad_models::hf::{self, Experts};
-use meshgrad_models::{Model, Qwen3, TokenBatch};
+use meshgrad_models::{Decoder, Model, TokenBatch};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::laws::{EXPERTS, F32, ids, model};
 
 /// The model with low-rank updates of some projections, and the parameters of the updates.
-fn adapted(device: &Device) -> (Qwen3, Vec<Param>) {
+fn adapted(device: &Device) -> (Decoder, Vec<Param>) {
     let mut model = model(EXPERTS, device);
     model.freeze();
     for layer in &mut model.layers {
@@ -25,13 +25,13 @@ fn adapted(device: &Device) -> (Qwen3, Vec<Param>) {
     (model, added)
 }
 
-fn loss(model: &Qwen3, ids: &Tensor) -> f32 {
+fn loss(model: &Decoder, ids: &Tensor) -> f32 {
     let loss = model.loss(&TokenBatch::new(ids, ids), F32).unwrap();
     loss.sum.item().unwrap()
 }
 
 /// One step of gradient descent on `params`; returns the number of nonzero gradients.
-fn descend(model: &Qwen3, params: &[Param], ids: &Tensor, rate: f64) -> usize {
+fn descend(model: &Decoder, params: &[Param], ids: &Tensor, rate: f64) -> usize {
     let batch = TokenBatch::new(ids, ids);
     let (loss, tape) = Tape::record(|| model.loss(&batch, F32)).unwrap();
     let mut grads = Grads::new(params).unwrap();
@@ -95,7 +95,7 @@ fn adapters_are_stored_with_their_model() {
         hf::add_model(&model, Experts::OneByOne, &mut snapshot, folder).unwrap();
         snapshot.save().unwrap();
         let read = hf::load(&temp.path().join(name).join(folder), &device).unwrap();
-        let values = |model: &Qwen3| -> Vec<(String, Vec<f32>)> {
+        let values = |model: &Decoder| -> Vec<(String, Vec<f32>)> {
             let params = model.params().into_iter();
             params.map(|it| (it.name().to_owned(), it.value().unwrap().to_vec().unwrap())).collect()
         };

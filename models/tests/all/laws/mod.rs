@@ -11,7 +11,7 @@ mod shapes;
 mod unused;
 
 use meshgrad_autograd::{Grads, Module, Tape};
-use meshgrad_models::{Balancing, Compute, Loss, Model, Qwen3, TokenBatch};
+use meshgrad_models::{Balancing, Compute, Decoder, Loss, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
 use crate::small::config;
@@ -73,8 +73,8 @@ pub(crate) const YARN: &str = r#"
 
 const F32: Compute = Compute { dtype: DType::F32, checkpointing: false };
 
-fn model(text: &str, device: &Device) -> Qwen3 {
-    Qwen3::materialized(&config(text), device, 7).unwrap()
+fn model(text: &str, device: &Device) -> Decoder {
+    Decoder::materialized(&config(text), device, 7).unwrap()
 }
 
 /// Random ids, [rows, tokens].
@@ -87,7 +87,7 @@ fn ids(device: &Device, rows: usize, tokens: usize) -> Tensor {
 
 /// The loss with `ids` as inputs and labels, and the gradient of each parameter.
 fn gradients(
-    model: &Qwen3,
+    model: &Decoder,
     ids: &Tensor,
     compute: Compute,
     balancing: Balancing,
@@ -97,7 +97,7 @@ fn gradients(
 
 /// The loss of a batch, and the gradient of each parameter.
 fn gradients_of(
-    model: &Qwen3,
+    model: &Decoder,
     batch: &TokenBatch,
     compute: Compute,
     balancing: Balancing,

@@ -1,7 +1,7 @@
 //! `pad_token_id`: the lookup of padding has no gradient, as with torch's `padding_idx`.
 
 use meshgrad_autograd::Module;
-use meshgrad_models::{Balancing, Compute, Qwen3};
+use meshgrad_models::{Balancing, Compute, Decoder};
 use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::laws::{EXPERTS, GROUPED, WINDOW, gradients, ids};
@@ -13,7 +13,7 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 fn of(text: &str, padding: Option<i64>, ids: &Tensor, compute: Compute) -> Vec<(String, Vec<f32>)> {
     let mut config = config(text);
     config.pad_token_id = padding;
-    let model = Qwen3::materialized(&config, ids.device(), 7).unwrap();
+    let model = Decoder::materialized(&config, ids.device(), 7).unwrap();
     gradients(&model, ids, compute, Balancing::default()).1
 }
 
@@ -32,7 +32,7 @@ fn the_row_of_padding_has_no_gradient_from_the_lookup() {
             let is_tied = config(text).tie_word_embeddings;
             // The gradient of the head alone.
             let untied = text.replace("tie_word_embeddings = true", "");
-            let untied = Qwen3::materialized(&config(&untied), &device, 7).unwrap();
+            let untied = Decoder::materialized(&config(&untied), &device, 7).unwrap();
             if let (true, Some(head)) = (is_tied, &untied.head) {
                 let table = untied.embedding.as_ref().unwrap().weight.value().unwrap();
                 head.weight.set(&table).unwrap();
@@ -71,11 +71,11 @@ fn padding_is_a_token_of_the_vocabulary() {
     for (id, is_valid) in [(95, true), (96, false), (-1, true), (-96, true), (-97, false)] {
         let mut config = config(WINDOW);
         config.pad_token_id = Some(id);
-        let model = Qwen3::new(&config);
+        let model = Decoder::new(&config);
         assert_eq!(model.is_ok(), is_valid, "{id}");
         match model {
             Ok(model) => {
-                assert_eq!(model.params().len(), Qwen3::new(&config).unwrap().params().len())
+                assert_eq!(model.params().len(), Decoder::new(&config).unwrap().params().len())
             }
             Err(error) => assert!(error.to_string().contains("pad_token_id"), "{error}"),
         }

@@ -5,17 +5,17 @@ use std::path::Path;
 use meshgrad_autograd::{Init, Module, Param};
 use meshgrad_ckpt::{Dtype, FileWriter, Folder};
 use meshgrad_load::LoadOptions;
-use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::families::qwen3::Qwen3Config;
 use meshgrad_models::folder;
 use meshgrad_models::hf::{self, Experts, Loader};
-use meshgrad_models::{Model, Qwen3, Stage};
+use meshgrad_models::{Decoder, Model, Stage};
 use meshgrad_runtime::Device;
 
 use crate::laws::{EXPERTS, GROUPED, WINDOW, model};
 
 /// Saves `model` as a Hugging Face folder, with more tensors of these names.
-fn save(model: &Qwen3, dir: &Path, more: &[&str]) {
-    let map = hf::map(Experts::OneByOne, false).unwrap();
+fn save(model: &Decoder, dir: &Path, more: &[&str]) {
+    let map = model.config().mapping(Experts::OneByOne, false).unwrap();
     let mut tensors = folder::stored(&folder::params(model).unwrap(), &map).unwrap();
     let (first, bytes) = tensors[0].clone();
     for name in more {
@@ -117,7 +117,7 @@ fn stages_ask_for_their_own_tensors() {
     save(&saved, temp.path(), &["score.weight"]);
     let mut all = Vec::new();
     for stage in Stage::of_sizes(&[1, 1]).unwrap() {
-        let part = Qwen3::new(saved.config()).unwrap().part(&[stage]).unwrap();
+        let part = Decoder::new(saved.config()).unwrap().part(&[stage]).unwrap();
         let filled = Loader::new(temp.path()).fill(&part, &device).unwrap();
         assert!(filled.ignored.is_empty());
         all.extend(values(&part));

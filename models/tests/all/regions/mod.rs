@@ -13,7 +13,7 @@ use meshgrad_load::LoadOptions;
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_models::folder::{self, NamedTensor};
 use meshgrad_models::hf::{self, Experts, Loader};
-use meshgrad_models::{Qwen3, config::Qwen3Config};
+use meshgrad_models::{Decoder, families::qwen3::Qwen3Config};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 use world::{CONFIGS, Layout, Named, config, files, part, save_whole, values};
 
@@ -32,8 +32,8 @@ fn loaded(
     rank: usize,
     dir: &Path,
     device: &Device,
-) -> (Qwen3, Stats) {
-    let model = Qwen3::new(config).unwrap();
+) -> (Decoder, Stats) {
+    let model = Decoder::new(config).unwrap();
     layout.shard(&model, rank);
     let filled = Loader::new(dir).max_gap(0).fill(&model, device).unwrap();
     (model, filled.stats)
@@ -65,7 +65,7 @@ fn assert_has_regions(
 fn a_rank_reads_only_its_regions() {
     for text in CONFIGS {
         let config = config(text);
-        let whole = Qwen3::materialized(&config, &Device::cpu(), 7).unwrap();
+        let whole = Decoder::materialized(&config, &Device::cpu(), 7).unwrap();
         let expected = values(&whole);
         for experts in EXPERTS {
             let run = tempfile::tempdir().unwrap();
@@ -88,11 +88,11 @@ fn a_rank_reads_only_its_regions() {
 #[test]
 fn features_of_experts_are_read_from_each_tensor() {
     let config = config(CONFIGS[2]);
-    let whole = Qwen3::materialized(&config, &Device::cpu(), 7).unwrap();
+    let whole = Decoder::materialized(&config, &Device::cpu(), 7).unwrap();
     let run = tempfile::tempdir().unwrap();
     save_whole(&whole, Experts::OneByOne, run.path(), "whole");
     let mesh = Mesh::new(&[3], &["tp"]).unwrap();
-    let model = Qwen3::new(&config).unwrap();
+    let model = Decoder::new(&config).unwrap();
     let is_up = |name: &str| name.ends_with(".experts.gate_up_proj");
     for param in model.params() {
         let placement = match is_up(param.name()) {
@@ -119,7 +119,7 @@ fn features_of_experts_are_read_from_each_tensor() {
 
 /// Saves a rank's model as a Hugging Face folder.
 fn save_shards(
-    model: &Qwen3,
+    model: &Decoder,
     experts: Experts,
     (parent, name): (&Path, &str),
     ranks: &mut Ranks<'_>,
@@ -136,7 +136,7 @@ fn save_shards(
 fn ranks_write_the_folder_of_one_rank() {
     for text in CONFIGS {
         let config = config(text);
-        let whole = Qwen3::materialized(&config, &Device::cpu(), 7).unwrap();
+        let whole = Decoder::materialized(&config, &Device::cpu(), 7).unwrap();
         for experts in EXPERTS {
             let run = tempfile::tempdir().unwrap();
             save_whole(&whole, experts, run.path(), "0");
@@ -185,7 +185,7 @@ fn modules_are_saved_and_loaded_by_name() {
 #[test]
 fn gpus_load_the_same_regions() {
     let config = config(CONFIGS[2]);
-    let whole = Qwen3::materialized(&config, &Device::cpu(), 7).unwrap();
+    let whole = Decoder::materialized(&config, &Device::cpu(), 7).unwrap();
     let expected = values(&whole);
     let run = tempfile::tempdir().unwrap();
     save_whole(&whole, Experts::OneByOne, run.path(), "whole");
@@ -204,7 +204,7 @@ fn gpus_load_the_same_regions() {
 #[test]
 fn replicas_share_the_writing() {
     let config = config(CONFIGS[2]);
-    let whole = Qwen3::materialized(&config, &Device::cpu(), 7).unwrap();
+    let whole = Decoder::materialized(&config, &Device::cpu(), 7).unwrap();
     let largest = values(&whole).iter().map(|(_, value)| 4 * value.elements()).max().unwrap();
     for size in 2..=4 {
         let run = tempfile::tempdir().unwrap();
@@ -225,10 +225,10 @@ fn replicas_share_the_writing() {
 #[test]
 fn other_shapes_are_named() {
     let run = tempfile::tempdir().unwrap();
-    let whole = Qwen3::materialized(&config(CONFIGS[0]), &Device::cpu(), 7).unwrap();
+    let whole = Decoder::materialized(&config(CONFIGS[0]), &Device::cpu(), 7).unwrap();
     save_whole(&whole, Experts::OneByOne, run.path(), "whole");
     let other = config(&CONFIGS[0].replace("vocab_size = 21", "vocab_size = 22"));
-    let model = Qwen3::new(&other).unwrap();
+    let model = Decoder::new(&other).unwrap();
     Layout::of(&[2], 0).shard(&model, 1);
     let filled = Loader::new(&run.path().join("whole")).fill(&model, &Device::cpu());
     let error = filled.unwrap_err().to_string();

@@ -8,8 +8,8 @@ use meshgrad_autograd::{Buffer, Init, Module, Param};
 use meshgrad_ckpt::Snapshot;
 use meshgrad_ckpt::ranks::Ranks;
 use meshgrad_mesh::{Mesh, Placement, Region, Sharding};
-use meshgrad_models::Qwen3;
-use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::Decoder;
+use meshgrad_models::families::qwen3::Qwen3Config;
 use meshgrad_models::hf::{self, Experts};
 use meshgrad_runtime::{Device, Tensor};
 
@@ -57,7 +57,7 @@ pub(crate) fn config(text: &str) -> Qwen3Config {
 }
 
 /// Saves a whole model as a Hugging Face folder.
-pub(crate) fn save_whole(model: &Qwen3, experts: Experts, parent: &Path, name: &str) {
+pub(crate) fn save_whole(model: &Decoder, experts: Experts, parent: &Path, name: &str) {
     let mut snapshot = Snapshot::new(parent, name);
     hf::add_model(model, experts, &mut snapshot, "").unwrap();
     snapshot.save().unwrap();

@@ -3,14 +3,14 @@
 use meshgrad_autograd::{Module, Result};
 use meshgrad_collectives::full_tensor;
 use meshgrad_comm::{Local, Rank, Redistributor};
-use meshgrad_models::{Flow, Model, Qwen3, Stage};
+use meshgrad_models::{Decoder, Flow, Model, Stage};
 use meshgrad_runtime::Device;
 
 use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{SEED, batch, model, sharded};
 
 /// The bits of each token after all layers, in the order of one rank.
-fn bits(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Vec<u32>>> {
+fn bits(case: &Case, model: &Decoder, device: &Device) -> Result<Vec<Vec<u32>>> {
     let stage = Stage { is_last: false, ..Stage::whole(model.layers()) };
     let batch = batch(case, device)?;
     let part = model.part(std::slice::from_ref(&stage))?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::Balance::{Layer, Sequence};
-use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::families::qwen3::Qwen3Config;
 use meshgrad_models::moe::Dispatch::{self, AllGather, AllToAll};
 use meshgrad_models::{Balance, Balancing, Compute, ModelParallelism};
 

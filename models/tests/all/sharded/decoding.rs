@@ -5,7 +5,7 @@ use meshgrad_collectives::{full_tensor, redistribute};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::Placement;
-use meshgrad_models::{Generate, Qwen3};
+use meshgrad_models::{Decoder, Generate};
 use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::sharded::cases::{CASES, Case};
@@ -20,7 +20,7 @@ const STEPS: usize = 6;
 /// The tokens of each step of greedy decoding, and their logits.
 type Decoded = Vec<(Vec<i64>, Vec<f32>)>;
 
-fn decode(case: &Case, model: &Qwen3, device: &Device) -> Result<Decoded> {
+fn decode(case: &Case, model: &Decoder, device: &Device) -> Result<Decoded> {
     let rows = [("dp", Placement::shard(0))];
     let rows = &rows[..usize::from(case.mesh.iter().any(|(axis, _)| *axis == "dp"))];
     let given = |ids: &[i64]| {

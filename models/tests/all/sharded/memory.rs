@@ -4,9 +4,9 @@ use meshgrad_autograd::{Grads, Module, Result, Tape, Var};
 use meshgrad_collectives::redistribute;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement};
-use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::moe::{Dispatch, Moe};
-use meshgrad_models::{Compute, Model, ModelParallelism, ModelPlan, Qwen3, TokenBatch};
+use meshgrad_models::families::qwen3::Qwen3Config;
+use meshgrad_models::moe::Dispatch;
+use meshgrad_models::{Compute, Decoder, Model, ModelParallelism, ModelPlan, TokenBatch};
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
 use crate::sharded::run::gradients;
@@ -33,7 +33,7 @@ fn config() -> Qwen3Config {
 }
 
 /// The largest allocation, and the peak, of a step and of what comes before it, in bytes.
-fn largest_and_peak(device: &Device, model: &Qwen3) -> Result<[usize; 2]> {
+fn largest_and_peak(device: &Device, model: &Decoder) -> Result<[usize; 2]> {
     model.materialize(device, 1)?;
     let ids: Vec<i64> = (0..TOKENS).map(|at| (at * 31 % VOCABULARY) as i64).collect();
     let ids = Tensor::from_slice(device, &[1, TOKENS], &ids)?.as_replicated()?;
@@ -49,7 +49,7 @@ fn on_ranks(chunks: usize) -> Vec<[usize; 2]> {
     let mesh = Mesh::new(&[4], &["tp"]).unwrap();
     let of_ranks = Local::run(4, |rank| {
         Redistributor::new(rank).run_on(&mesh, || {
-            let model = Qwen3::new(&config())?;
+            let model = Decoder::new(&config())?;
             let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).unwrap();
             let parallelism = parallelism.sequence_parallel(true).overlap_chunks(chunks);
             let plan = model.plan(&parallelism)?;
@@ -69,7 +69,7 @@ fn no_rank_allocates_what_is_sharded() {
     let smallest = logits.min(matrix).min(activation);
 
     let device = Device::cpu();
-    let [alone, _] = largest_and_peak(&device, &Qwen3::new(&config()).unwrap()).unwrap();
+    let [alone, _] = largest_and_peak(&device, &Decoder::new(&config()).unwrap()).unwrap();
     assert!(alone >= smallest, "{alone}");
 
     for (rank, [largest, _]) in on_ranks(1).into_iter().enumerate() {
@@ -96,7 +96,7 @@ fn no_rank_allocates_all_experts() {
         "#
     );
     let config: Qwen3Config = toml::from_str(&text).unwrap();
-    let step = |device: &Device, model: &Qwen3, rows: &[(&str, Placement)]| -> Result<usize> {
+    let step = |device: &Device, model: &Decoder, rows: &[(&str, Placement)]| -> Result<usize> {
         model.materialize(device, 1)?;
         let ids: Vec<i64> = (0..4 * 5).map(|at| at * 31 % 64).collect();
         let ids = Tensor::from_slice(device, &[4, 5], &ids)?.as_replicated()?;
@@ -107,7 +107,7 @@ fn no_rank_allocates_all_experts() {
     };
     let all = 4 * EXPERTS * 2 * FEATURES * HIDDEN;
     let device = Device::cpu();
-    let alone = step(&device, &Qwen3::new(&config).unwrap(), &[]).unwrap();
+    let alone = step(&device, &Decoder::new(&config).unwrap(), &[]).unwrap();
     assert!(alone >= all, "{alone}");
 
     for dispatch in [Dispatch::AllGather, Dispatch::AllToAll] {
@@ -115,7 +115,7 @@ fn no_rank_allocates_all_experts() {
             (Mesh::new(&[4], &["dp"]).unwrap(), Mesh::new(&[4], &["ep"]).unwrap());
         let largest = Local::run(4, |rank| {
             Redistributor::new(rank).run_on(&mesh, || {
-                let mut model = Qwen3::new(&config)?;
+                let mut model = Decoder::new(&config)?;
                 model.dispatch_experts_by(dispatch);
                 let parallelism =
                     ModelParallelism::new(&mesh).experts(&experts, ["ep"], [""; 0])?;

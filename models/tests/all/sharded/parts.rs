@@ -1,7 +1,7 @@
 //! The stages of a model, one after the other, compute what the whole model does.
 
 use meshgrad_autograd::{Module, Result};
-use meshgrad_models::{Flow, Loss, Model, Qwen3, Stage, hf};
+use meshgrad_models::{Decoder, Flow, Loss, Model, Stage, hf};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::sharded::cases::{CASES, Case};
@@ -11,11 +11,11 @@ use crate::sharded::run::{
 use crate::small::add_adapters;
 
 /// Three stages: the first layer, no layer, and all others.
-fn stages(case: &Case) -> Result<Vec<(Stage, Qwen3)>> {
+fn stages(case: &Case) -> Result<Vec<(Stage, Decoder)>> {
     let config = case.config();
     let stages = Stage::of_sizes(&[1, 0, config.num_hidden_layers - 1])?.into_iter();
     let part = |stage: Stage| {
-        let mut part = Qwen3::new(&config)?.part(std::slice::from_ref(&stage))?;
+        let mut part = Decoder::new(&config)?.part(std::slice::from_ref(&stage))?;
         part.add_router_biases();
         if case.shared {
             add_shared_experts(&mut part);
@@ -27,7 +27,7 @@ fn stages(case: &Case) -> Result<Vec<(Stage, Qwen3)>> {
 
 /// The loss, and the statistics of each stage.
 fn loss(
-    stages: &[(Stage, Qwen3)],
+    stages: &[(Stage, Decoder)],
     case: &Case,
     device: &Device,
     statistics: &mut Vec<Vec<Tensor>>,
@@ -53,7 +53,7 @@ fn loss(
 fn outcome(case: &Case) -> Result<Outcome> {
     let device = Device::cpu();
     let stages = stages(case)?;
-    let parts: Vec<&Qwen3> = stages.iter().map(|(_, part)| part).collect();
+    let parts: Vec<&Decoder> = stages.iter().map(|(_, part)| part).collect();
     for part in &parts {
         part.materialize(&device, SEED)?;
     }
@@ -93,7 +93,7 @@ fn stages_compute_what_the_model_does() {
 /// Any of them can write the folder of the whole model.
 #[test]
 fn parts_have_the_files_of_the_model() {
-    let mut model = Qwen3::new(&CASES[0].config()).unwrap();
+    let mut model = Decoder::new(&CASES[0].config()).unwrap();
     add_adapters(&mut model);
     let files = model.files().unwrap();
     assert!(files.iter().any(|(name, _)| name == hf::ADAPTERS));
@@ -121,6 +121,6 @@ fn a_stage_refuses_what_it_cannot_do() {
     let whole = stages[0].1.loss(&batch, case.compute()).err().unwrap();
     assert!(whole.to_string().starts_with("layers 0..3 are not all here"), "{whole}");
     let outside = Stage { layers: 1..5, is_first: false, is_last: true };
-    let outside = Qwen3::new(&case.config()).unwrap().part(&[outside]).err().unwrap();
+    let outside = Decoder::new(&case.config()).unwrap().part(&[outside]).err().unwrap();
     assert!(outside.to_string().starts_with("layers 1..5 are not all here"), "{outside}");
 }

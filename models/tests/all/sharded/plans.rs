@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Init, Module, ModulePath, Param, Seam};
 use meshgrad_mesh::{Mesh, Placement, Reduction};
-use meshgrad_models::{Model, ModelParallelism, ModelPlan, Qwen3};
+use meshgrad_models::{Decoder, Model, ModelParallelism, ModelPlan};
 use meshgrad_runtime::Device;
 
 use crate::sharded::cases::{CASES, Case};
@@ -62,7 +62,7 @@ fn a_plan_that_does_not_fit_is_an_error_with_all_problems() {
 fn plan_of(case: &Case, ranks: usize) -> Result<ModelPlan, String> {
     let mesh = Mesh::new(&[ranks], &["tp"]).unwrap();
     let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).unwrap();
-    let plan = Qwen3::new(&case.config()).unwrap().plan(&parallelism);
+    let plan = Decoder::new(&case.config()).unwrap().plan(&parallelism);
     plan.map_err(|error| error.to_string())
 }
 
@@ -79,6 +79,6 @@ fn key_value_heads_limit_the_ranks() {
 #[test]
 fn a_plan_is_a_table() {
     let sparse = CASES.iter().find(|case| case.sequence && case.experts).unwrap();
-    let plan = Qwen3::new(&sparse.config()).unwrap().plan(&sparse.parallelism(&sparse.mesh()));
+    let plan = Decoder::new(&sparse.config()).unwrap().plan(&sparse.parallelism(&sparse.mesh()));
     insta::assert_snapshot!(plan.unwrap());
 }

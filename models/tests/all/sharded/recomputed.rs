@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Module, Result};
 use meshgrad_comm::{Plan, Rank, Redistributor};
-use meshgrad_models::{Compute, Model, Qwen3};
+use meshgrad_models::{Compute, Decoder, Model};
 
 use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{batch, gradients, sharded};
@@ -12,7 +12,7 @@ use crate::sharded::unchanged;
 type Calls = Vec<(String, u64)>;
 
 /// What rank 0 sends in `body`.
-fn calls(case: &Case, body: impl Fn(&dyn Rank, &Qwen3) -> Result<()>) -> Calls {
+fn calls(case: &Case, body: impl Fn(&dyn Rank, &Decoder) -> Result<()>) -> Calls {
     let mesh = case.mesh();
     let plan = Plan::new(mesh.len()).unwrap();
     let log = plan.trace(0, |rank| -> Result<()> {

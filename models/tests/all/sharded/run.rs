@@ -8,7 +8,7 @@ use meshgrad_collectives::{Redistribute, full_tensor, redistribute, with_redistr
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_models::{
-    FeedForward, IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch, by_document,
+    Decoder, FeedForward, IGNORE_INDEX, Loss, Model, ModelPlan, TokenBatch, by_document,
 };
 use meshgrad_runtime::{DType, Device, Element, Tensor, ops, with_mesh};
 
@@ -108,7 +108,7 @@ pub(crate) fn gradients(
     Ok((loss, grads))
 }
 
-fn step(case: &Case, model: &Qwen3, choices: &Choices, device: &Device) -> Result<Outcome> {
+fn step(case: &Case, model: &Decoder, choices: &Choices, device: &Device) -> Result<Outcome> {
     let model = model.clone().balanced(case.balancing());
     let batch = replaying(case, choices, device)?;
     let (mut loss, mut grads) = gradients(&model.params(), || model.loss(&batch, case.compute()))?;
@@ -140,8 +140,8 @@ pub(crate) fn outcome_of(loss: &Loss, grads: &mut Grads, buffers: &[Buffer]) -> 
 }
 
 /// With adapters that are not zero and shared experts, if the case has them.
-pub(crate) fn model(case: &Case) -> Result<Qwen3> {
-    let mut model = Qwen3::new(&case.config())?;
+pub(crate) fn model(case: &Case) -> Result<Decoder> {
+    let mut model = Decoder::new(&case.config())?;
     model.add_router_biases();
     model.dispatch_experts_by(case.dispatch());
     if case.lora {
@@ -153,7 +153,7 @@ pub(crate) fn model(case: &Case) -> Result<Qwen3> {
     Ok(model)
 }
 
-pub(crate) fn add_shared_experts(model: &mut Qwen3) {
+pub(crate) fn add_shared_experts(model: &mut Decoder) {
     for layer in &mut model.layers {
         if let FeedForward::Sparse(moe) = &mut layer.mlp {
             *moe = moe.clone().shared_experts(1);
@@ -220,7 +220,7 @@ pub(crate) fn sharded(
     case: &Case,
     rank: &dyn Rank,
     change: impl Fn(ModelPlan) -> ModelPlan,
-) -> Result<Qwen3> {
+) -> Result<Decoder> {
     let model = model(case)?;
     let plan = model.plan(&case.parallelism(&case.mesh()))?;
     change(plan).apply(&model, rank.rank())?;

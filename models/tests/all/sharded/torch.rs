@@ -9,8 +9,8 @@ use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Sharding};
-use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch, hf};
+use meshgrad_models::families::qwen3::Qwen3Config;
+use meshgrad_models::{Compute, Decoder, Model, ModelParallelism, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::sharded::run::{gradients, outcome_of};
@@ -31,6 +31,10 @@ struct Fixture {
     input: BTreeMap<String, Values<i64>>,
 }
 
+fn config_of(folder: &Path) -> Qwen3Config {
+    Qwen3Config::from_json(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap()
+}
+
 impl Fixture {
     fn open(ranks: usize) -> Fixture {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -38,7 +42,7 @@ impl Fixture {
             .join(format!("ranks-{ranks}"));
         Fixture {
             ranks,
-            config: hf::read_config(&folder).unwrap(),
+            config: config_of(&folder),
             weights: read(&folder.join("model.safetensors"), f32::from_le_bytes),
             input: read(&folder.join("input.safetensors"), i64::from_le_bytes),
             folder,
@@ -88,7 +92,7 @@ impl Fixture {
         let outcomes = Local::run(self.ranks, |rank| {
             let device = rank.device();
             Redistributor::new(&RewiredRank::faulty(rank, fault)).run_on(&mesh, || {
-                let model = Qwen3::new(&self.config)?;
+                let model = Decoder::new(&self.config)?;
                 model.plan(&parallelism)?.apply(&model, rank.rank())?;
                 for param in model.params() {
                     self.set(&param, device)?;
@@ -99,7 +103,7 @@ impl Fixture {
         outcomes.map_err(|error| error.to_string())
     }
 
-    fn step(&self, model: &Qwen3, device: &Device) -> Result<BTreeMap<String, Vec<f32>>> {
+    fn step(&self, model: &Decoder, device: &Device) -> Result<BTreeMap<String, Vec<f32>>> {
         let batch = self.batch(device)?;
         let compute = Compute { dtype: DType::F32, checkpointing: false };
         let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, compute))?;

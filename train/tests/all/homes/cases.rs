@@ -4,7 +4,7 @@ use std::fmt;
 
 use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_mesh::Mesh;
-use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::families::qwen3::Qwen3Config;
 use meshgrad_models::{Compute, ModelParallelism};
 use meshgrad_runtime::DType;
 

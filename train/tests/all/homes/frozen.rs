@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Module, Param};
 use meshgrad_comm::{Collective, CommLog};
-use meshgrad_models::Qwen3;
+use meshgrad_models::Decoder;
 use meshgrad_runtime::Device;
 
 use crate::homes::cases::{Case, DP3, Trained};
@@ -16,7 +16,7 @@ fn meta() -> Device {
     Device::meta(Device::cpu().properties())
 }
 
-fn model(case: &Case) -> Qwen3 {
+fn model(case: &Case) -> Decoder {
     alone(case, &meta()).unwrap()
 }
 

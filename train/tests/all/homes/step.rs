@@ -7,7 +7,7 @@ use meshgrad_collectives::{full_tensor, redistribute};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Placement, RowBox};
-use meshgrad_models::{IGNORE_INDEX, Model, Qwen3, TokenBatch};
+use meshgrad_models::{Decoder, IGNORE_INDEX, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::optim::{
     AdamW, AdamWConfig, Groups, Muon, MuonConfig, OptimizerPart, UpdateRule,
@@ -99,14 +99,14 @@ fn rule(case: &Case, parts: &[OptimizerPart]) -> Result<Box<dyn UpdateRule>> {
 }
 
 /// An optimizer with averages.
-pub(crate) fn optimizer(case: &Case, model: &Qwen3, device: &Device) -> Result<Optimizer> {
+pub(crate) fn optimizer(case: &Case, model: &Decoder, device: &Device) -> Result<Optimizer> {
     Optimizer::with(model, device, 1.0, |parts| rule(case, parts))?.averaging(0.9)
 }
 
 /// Adds the gradients of the passes of a step. Returns the losses, and the weight of their sum.
 pub(crate) fn passes(
     case: &Case,
-    model: &Qwen3,
+    model: &Decoder,
     grads: &mut Grads,
     device: &Device,
     step: usize,
@@ -130,7 +130,7 @@ pub(crate) fn passes(
     Ok((losses, weight))
 }
 
-fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
+fn train(case: &Case, model: &Decoder, device: &Device) -> Result<Vec<Share>> {
     let mut optimizer = optimizer(case, model, device)?;
     let mut shares = Vec::new();
     for step in 0..STEPS {
@@ -161,8 +161,8 @@ fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
     Ok(shares)
 }
 
-fn model(case: &Case) -> Result<Qwen3> {
-    let mut model = Qwen3::new(&case.config())?.balanced(BALANCING);
+fn model(case: &Case) -> Result<Decoder> {
+    let mut model = Decoder::new(&case.config())?.balanced(BALANCING);
     model.add_router_biases();
     match case.trained {
         Trained::All => (),
@@ -176,14 +176,14 @@ fn model(case: &Case) -> Result<Qwen3> {
 }
 
 /// The whole model, with values.
-pub(crate) fn alone(case: &Case, device: &Device) -> Result<Qwen3> {
+pub(crate) fn alone(case: &Case, device: &Device) -> Result<Decoder> {
     let model = model(case)?;
     model.materialize(device, SEED)?;
     Ok(model)
 }
 
 /// A rank's part of the model, with its homes and values.
-pub(crate) fn divided(case: &Case, rank: &dyn Rank) -> Result<Qwen3> {
+pub(crate) fn divided(case: &Case, rank: &dyn Rank) -> Result<Decoder> {
     let (model, mesh) = (model(case)?, case.mesh());
     let plan = model.plan(&case.parallelism(&mesh))?;
     plan.apply(&model, rank.rank())?;

@@ -5,7 +5,7 @@ use std::env;
 use meshgrad_autograd::Module;
 use meshgrad_data_parallel::Strategy;
 use meshgrad_mesh::{Mesh, Placement};
-use meshgrad_models::Qwen3;
+use meshgrad_models::Decoder;
 use meshgrad_pipeline::{Named, Op, Program, Shape};
 use meshgrad_train::Result;
 use meshgrad_train::config::{Config, NoTables};
@@ -130,8 +130,8 @@ impl Case {
         Config::parse::<NoTables>(&text, "the test", &[]).unwrap()
     }
 
-    pub(crate) fn model(&self) -> Result<Qwen3> {
-        let mut model = Qwen3::new(&small::config(self.model))?.balanced(BALANCING);
+    pub(crate) fn model(&self) -> Result<Decoder> {
+        let mut model = Decoder::new(&small::config(self.model))?.balanced(BALANCING);
         model.add_router_biases();
         match self.extra {
             Extra::Frozen => {

@@ -13,7 +13,7 @@ use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::DataParallel;
-use meshgrad_models::{IGNORE_INDEX, Model, ModelParallelism, Qwen3, Stream, TokenBatch};
+use meshgrad_models::{Decoder, IGNORE_INDEX, Model, ModelParallelism, Stream, TokenBatch};
 use meshgrad_pipeline::Action;
 use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::Result;
@@ -102,7 +102,7 @@ fn replaying(
 fn record(
     case: &Case,
     device: &Device,
-    model: &Qwen3,
+    model: &Decoder,
     numbers: Range<usize>,
     choices: &mut Choices,
 ) -> Result<()> {
@@ -128,7 +128,7 @@ impl Source<'_> {
         &mut self,
         case: &Case,
         device: &Device,
-        model: &Qwen3,
+        model: &Decoder,
         numbers: Range<usize>,
     ) -> Result<Vec<TokenBatch>> {
         let (choices, on_ranks) = match self {
@@ -145,7 +145,7 @@ impl Source<'_> {
 /// Trains, with the microbatches of a step in the order `order`.
 fn train(
     case: &Case,
-    mut trainer: Trainer<Qwen3>,
+    mut trainer: Trainer<Decoder>,
     device: &Device,
     order: &[usize],
     mut source: Source<'_>,
@@ -215,7 +215,7 @@ pub(crate) fn on_one_rank(case: &Case) -> (Outcome, Choices) {
 }
 
 /// The trainer of a rank's stages.
-pub(crate) fn divided(case: &Case, rank: &dyn Rank, cut: &Cut) -> Result<Trainer<Qwen3>> {
+pub(crate) fn divided(case: &Case, rank: &dyn Rank, cut: &Cut) -> Result<Trainer<Decoder>> {
     let (part, pipeline) = own_stages(case, rank, cut)?;
     Trainer::of(part).pipeline(pipeline).build(&case.config(), rank.device())
 }
@@ -225,7 +225,7 @@ pub(crate) fn own_stages(
     case: &Case,
     rank: &dyn Rank,
     cut: &Cut,
-) -> Result<(Qwen3, Pipeline<Stream>)> {
+) -> Result<(Decoder, Pipeline<Stream>)> {
     let stage_mesh = cut.stage_mesh()?;
     let model = case.model()?;
     let mut parallelism = ModelParallelism::new(&stage_mesh)

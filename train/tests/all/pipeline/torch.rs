@@ -11,7 +11,7 @@ use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::Mesh;
 use meshgrad_models::hf::{Loader, read_config};
-use meshgrad_models::{Compute, IGNORE_INDEX, Model, Qwen3, TokenBatch};
+use meshgrad_models::{Compute, Decoder, IGNORE_INDEX, Model, TokenBatch};
 use meshgrad_pipeline::Named;
 use meshgrad_runtime::{DType, Device, Tensor};
 use meshgrad_train::Result;
@@ -103,7 +103,7 @@ fn batches(device: &Device) -> Result<Vec<TokenBatch>> {
 /// The gradients of a rank's stages, the loss on the rank of the last one, and the passes of the rank.
 fn step(rank: &dyn Rank, mesh: &Mesh, cut: &Cut) -> Result<(Values, Vec<String>)> {
     let (device, compute) = (rank.device(), Compute { dtype: DType::F32, checkpointing: false });
-    let whole = Qwen3::new(&read_config(&folder())?)?;
+    let whole = Decoder::new(&*read_config(&folder())?)?;
     let pipeline =
         Pipeline::learn(cut, rank, &whole, compute, |meta| Ok(batches(meta)?.swap_remove(0)))?;
     let part = whole.part(&cut.own_stages())?;

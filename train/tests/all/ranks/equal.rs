@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use meshgrad_comm::{Local, Rank};
 use meshgrad_train::config::Config;
-use meshgrad_train::qwen3;
+use meshgrad_train::decoder;
 use meshgrad_train::session::{Resume, Session, Summary};
 use meshgrad_train::{Error, Kind};
 
@@ -19,7 +19,7 @@ fn train(configs: [Config; 2], runs: [PathBuf; 2], stop: [u64; 2]) -> Result<(),
     let trained: meshgrad_comm::Result<Vec<Summary>> = Local::new(2).threads(1).launch(|rank| {
         let own = rank.rank();
         let session = Session::new(&configs[own], rank.device()).on(rank).resume(Resume::Never);
-        qwen3::train(session.run_dir(&runs[own]).stop_after(stop[own]))
+        decoder::train(session.run_dir(&runs[own]).stop_after(stop[own]))
     });
     match trained {
         Ok(_) => Ok(()),

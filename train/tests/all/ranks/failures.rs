@@ -5,8 +5,8 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use meshgrad_comm::{Error, FailedRank, Local, Rank};
+use meshgrad_train::decoder;
 use meshgrad_train::events::Event;
-use meshgrad_train::qwen3;
 use meshgrad_train::session::Session;
 
 use crate::ranks::world::{MESHES, ONE, Place, STEPS};
@@ -152,7 +152,7 @@ fn an_evaluation_that_fails_on_one_rank_costs_no_step() {
         let failed = Local::new(on.ranks).threads(1).simulated(1).launch(|rank| {
             let session = Session::new(&config, rank.device()).on(rank).run_dir(&run);
             let is_last = rank.rank() + 1 == rank.world_size();
-            qwen3::train(session.subscribe("fault", move |event| {
+            decoder::train(session.subscribe("fault", move |event| {
                 let at = match event {
                     Event::EvaluationStarted { step } if name == "before" => step,
                     Event::EvaluationFinished { step, .. } if name == "after" => step,

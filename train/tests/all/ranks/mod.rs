@@ -12,7 +12,7 @@ use std::path::Path;
 
 use meshgrad_comm::Local;
 use meshgrad_comm::conformance::Fault;
-use meshgrad_train::qwen3;
+use meshgrad_train::decoder;
 use meshgrad_train::ranks::RunRanks;
 
 use crate::on_disk::files;
@@ -243,7 +243,7 @@ fn stages_have_equally_many_flops_or_layers() {
         let config = place.config(&On { ranks: 3, sets: &["parallel.pp=3"] }, &[&set]);
         let layers = Local::run(3, |rank| {
             let ranks = RunRanks::new(rank, &config)?;
-            let model = qwen3::model(&config, 257, None)?;
+            let model = decoder::model(&config, 257, None)?;
             let (part, _) = ranks.on_mesh(|| ranks.divide(&model))?.unwrap();
             Ok::<_, meshgrad_train::Error>(part.layers.len())
         });

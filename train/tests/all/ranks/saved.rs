@@ -13,7 +13,7 @@ use meshgrad_runtime::ops;
 use meshgrad_train::Result;
 use meshgrad_train::checkpoint::{self, ReadOptions, SavedRun};
 use meshgrad_train::config::Config;
-use meshgrad_train::qwen3::{self, Tables};
+use meshgrad_train::decoder::{self, Tables};
 use meshgrad_train::ranks::{RunRanks, checkpoint_ranks};
 use meshgrad_train::tokenizer::Tokenizer;
 use meshgrad_train::trainer::Trainer;
@@ -108,7 +108,7 @@ fn save_again(saved: &Path, run: &Path, (ranks, sets): &Degrees, factor: f64) {
             [&[], &sets[..]].map(|sets| Config::read::<Tables>(Some(&file), sets));
         let (config, divided) = (config?, divided?);
         let tokenizer = Tokenizer::from_file(&saved.path().join("tokenizer.json"))?;
-        let model = qwen3::model(&config, tokenizer.vocab_size(), Some(&saved))?;
+        let model = decoder::model(&config, tokenizer.vocab_size(), Some(&saved))?;
         let has_buffers = !model.buffers().is_empty();
         let ranks = RunRanks::new(rank, &divided)?;
         ranks.on_mesh(|| {

@@ -9,8 +9,8 @@ use meshgrad_comm::{Communicator, GroupConnector, Local, LocalRank, Rank, Result
 use meshgrad_mesh::Group;
 use meshgrad_runtime::Device;
 use meshgrad_train::config::Config;
+use meshgrad_train::decoder::{self, Tables};
 use meshgrad_train::metrics::{self, Record};
-use meshgrad_train::qwen3::{self, Tables};
 use meshgrad_train::session::{Session, Summary};
 
 pub(crate) const STEPS: u64 = 20;
@@ -228,7 +228,7 @@ impl Place {
         let (config, run) = (self.config(on, more), self.path(name));
         Local::new(on.ranks).threads(1).launch(|rank| {
             let session = Session::new(&config, rank.device()).on(rank).run_dir(&run);
-            qwen3::train(change(rank, session))
+            decoder::train(change(rank, session))
         })
     }
 
@@ -247,7 +247,7 @@ impl Place {
         let trained = Local::new(on.ranks).threads(1).launch(|rank| {
             let rank = faulty_homes(rank, fault);
             let session = Session::new(&config, rank.device()).on(&rank).run_dir(&run);
-            qwen3::train(session)
+            decoder::train(session)
         });
         trained.is_ok()
     }
@@ -255,7 +255,7 @@ impl Place {
     /// Trains on the only device, without ranks.
     pub(crate) fn train_alone(&self, name: &str, more: &[&str]) -> Summary {
         let (config, device) = (self.config(&ONE, more), Device::cpu());
-        qwen3::train(Session::new(&config, &device).run_dir(self.path(name))).unwrap()
+        decoder::train(Session::new(&config, &device).run_dir(self.path(name))).unwrap()
     }
 
     pub(crate) fn records(&self, run: &str) -> Vec<Record> {

@@ -3,7 +3,7 @@
 use meshgrad_autograd::{Tape, ops};
 use meshgrad_collectives::full_tensor;
 use meshgrad_comm::{Local, NcclRank, Rank};
-use meshgrad_models::{Model, Qwen3, TokenBatch};
+use meshgrad_models::{Decoder, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Kind as TensorKind, Tensor};
 use meshgrad_train::Result;
 use meshgrad_train::optimizer::Optimizer;
@@ -19,7 +19,7 @@ use crate::together::run::{Microbatch, divided, weights};
 
 /// A model with its optimizer and the word of overflows, for steps on one batch.
 struct Stepping {
-    model: Qwen3,
+    model: Decoder,
     optimizer: Optimizer,
     batch: TokenBatch,
     overflow: Tensor,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{Communicator, GroupConnector, Rank};
 use meshgrad_mesh::Group;
-use meshgrad_models::Qwen3;
+use meshgrad_models::Decoder;
 use meshgrad_runtime::{Result, ops};
 use meshgrad_train::events::Event;
 use meshgrad_train::trainer::Trainer;
@@ -53,7 +53,7 @@ impl Planted {
     }
 
     /// Plants the fault in what the optimizer sees.
-    pub(crate) fn plant(self, of: &Combination, trainer: &mut Trainer<Qwen3>) {
+    pub(crate) fn plant(self, of: &Combination, trainer: &mut Trainer<Decoder>) {
         let of = of.clone();
         trainer.events.subscribe("planted", move |event| {
             let Event::ForwardBackwardFinished { gradients, .. } = event else {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use meshgrad_autograd::{Module, Param, ops};
 use meshgrad_comm::{CommLog, Local, NcclRank, Plan, PlanRank, Rank};
 use meshgrad_models::moe::Dispatch;
-use meshgrad_models::{IGNORE_INDEX, Qwen3, TokenBatch, by_document};
+use meshgrad_models::{Decoder, IGNORE_INDEX, TokenBatch, by_document};
 use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::ranks::RunRanks;
 use meshgrad_train::trainer::Trainer;
@@ -87,13 +87,13 @@ pub(crate) struct Trained {
 /// The experts of all tokens of a microbatch in each sparse layer, by the microbatch's number.
 pub(crate) type Choices = BTreeMap<usize, Vec<Vec<i32>>>;
 
-fn model(of: &Combination) -> Result<Qwen3> {
+fn model(of: &Combination) -> Result<Decoder> {
     let text = match of.model {
         Kind::Experts => EXPERTS,
         Kind::Dense => DENSE,
         Kind::Tied => TIED,
     };
-    let mut model = Qwen3::new(&small::config(text))?.balanced(BALANCING);
+    let mut model = Decoder::new(&small::config(text))?.balanced(BALANCING);
     model.add_router_biases();
     model.dispatch_experts_by(match of.all_to_all {
         true => Dispatch::AllToAll,
@@ -190,7 +190,7 @@ impl Microbatch<'_> {
 /// Trains. On one rank, adds what is chosen to `choices`, where they have nothing.
 fn train(
     of: &Combination,
-    mut trainer: Trainer<Qwen3>,
+    mut trainer: Trainer<Decoder>,
     device: &Device,
     ranks: Option<&RunRanks<'_>>,
     choices: &mut Choices,
@@ -231,7 +231,7 @@ fn train(
 }
 
 /// What this rank has of the weights.
-pub(super) fn weights(model: &Qwen3) -> Result<Vec<Share>> {
+pub(super) fn weights(model: &Decoder) -> Result<Vec<Share>> {
     let of_param = |param: &Param| share(param.name().to_owned(), param, &param.kept_value()?);
     model.params().iter().map(of_param).collect()
 }
@@ -268,7 +268,7 @@ pub(super) fn divided(
     of: &Combination,
     ranks: &RunRanks<'_>,
     device: &Device,
-) -> Result<Trainer<Qwen3>> {
+) -> Result<Trainer<Decoder>> {
     let model = model(of)?;
     let (model, pipeline) = match ranks.divide(&model)? {
         Some((part, pipeline)) => (part, Some(pipeline)),

@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fs, io};
 
 use meshgrad_ckpt::{Committed, Folder};
 use meshgrad_error::bail;
-use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::families::FamilyConfig;
 use meshgrad_models::hf::{self, Loaded, Loader};
-use meshgrad_models::{Qwen3, folder};
+use meshgrad_models::{Decoder, folder};
 use meshgrad_runtime::Device;
 
 use crate::checkpoint::ReadOptions;
@@ -31,14 +32,14 @@ pub(super) fn model_folder(from: &Path, verify: bool) -> Result<PathBuf> {
     Ok(chosen.map_or(from.to_owned(), |chosen| chosen.path().to_owned()))
 }
 
-pub(super) fn config_of(from: &Path, verify: bool) -> Result<Qwen3Config> {
+pub(super) fn config_of(from: &Path, verify: bool) -> Result<Arc<dyn FamilyConfig>> {
     hf::read_config(&model_folder(from, verify)?)
 }
 
 /// Sets the values of `model` to those of `from`, found as in [`model_folder`]; if its weights are
 /// damaged, to those of an older checkpoint with the same files. Returns messages to report.
 pub(super) fn fill(
-    model: &Qwen3,
+    model: &Decoder,
     from: &Path,
     device: &Device,
     verify: bool,
@@ -122,7 +123,7 @@ fn refuse_unsealed_state(folder: &Path) -> Result<()> {
 /// Sets the values of `model` to those in `folder`. `sealed` is the folder as a checkpoint, if it
 /// has a manifest. Returns what is taken besides weights.
 fn fill_from(
-    model: &Qwen3,
+    model: &Decoder,
     folder: &Path,
     sealed: Option<&Committed>,
     device: &Device,
@@ -176,14 +177,14 @@ fn loader<'a>(
     }
 }
 
-/// Loads the Qwen3 of a checkpoint or of a Hugging Face folder, with the low-rank updates and the
+/// Loads the decoder of a checkpoint or of a Hugging Face folder, with the low-rank updates and the
 /// router biases that it has. The weights are those that training continues from;
 /// [`checkpoint::load_averages`] replaces them. A folder with a manifest is compared with it.
 ///
 /// # Errors
 /// As [`Loader::load`]; when the router biases cannot be read; when a checkpoint of a run has lost
 /// its manifest.
-pub fn load(folder: &Path, device: &Device, options: ReadOptions<'_>) -> Result<Qwen3> {
+pub fn load(folder: &Path, device: &Device, options: ReadOptions<'_>) -> Result<Decoder> {
     load_from(folder, folder::sealed(folder)?.as_ref(), device, options)
 }
 
@@ -195,7 +196,7 @@ pub fn load_checkpoint(
     checkpoint: &Committed,
     device: &Device,
     options: ReadOptions<'_>,
-) -> Result<Qwen3> {
+) -> Result<Decoder> {
     load_from(checkpoint.path(), Some(checkpoint), device, options)
 }
 
@@ -204,7 +205,7 @@ fn load_from(
     sealed: Option<&Committed>,
     device: &Device,
     options: ReadOptions<'_>,
-) -> Result<Qwen3> {
+) -> Result<Decoder> {
     if sealed.is_none() {
         refuse_unsealed_state(folder)?;
     }

@@ -1,9 +1,10 @@
 //! `[model]` and `[balancing]`.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use meshgrad_models::Balance;
-use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::families::{FAMILIES, Family, FamilyConfig, family};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -16,7 +17,8 @@ const FROM: &str = "from";
 /// The key that ignores tensors of that folder that the model does not have.
 const IGNORE_UNUSED: &str = "ignore_unused";
 
-/// The tables of a Qwen3. By default, it is a Qwen3-MoE of about 9 million parameters.
+/// The tables of a decoder of any [family](meshgrad_models::families). By default, it is a Qwen3-MoE of about 9 million
+/// parameters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tables {
@@ -26,9 +28,9 @@ pub struct Tables {
     pub balancing: BalancingConfig,
 }
 
-/// `[model]`: the keys of [`Qwen3Config`], which are those of Hugging Face's `config.json`, and
+/// `[model]`: the keys of the family that `model_type` names, which are those of Hugging Face's `config.json`, and
 /// `from`: a Hugging Face folder, a checkpoint or a run that a new run starts with, and
-/// `ignore_unused`. Values have the types of [`Qwen3Config`]. Keys may be missing.
+/// `ignore_unused`. Values have the types of the family's configuration. Keys may be missing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct ModelTable(Table);
@@ -226,10 +228,10 @@ impl ModelTable {
         let mut complete = self.sizes();
         complete.entry("vocab_size").or_insert(Value::Integer(1));
         let mut missing = Vec::new();
-        let config: Qwen3Config = loop {
-            match complete.clone().try_into() {
+        let config = loop {
+            match read(&complete) {
                 Ok(config) => break config,
-                Err(error) => match missing_field(&error) {
+                Err(problem) => match missing_field(&problem) {
                     // Fill in any number, to find what else is missing.
                     Some(key) if !complete.contains_key(key) => {
                         complete.insert(key.to_owned(), Value::Integer(1));
@@ -250,10 +252,42 @@ impl ModelTable {
     }
 }
 
+/// The configuration that the keys of a `[model]` table describe. Sizes are not checked.
+///
+/// # Errors
+/// With the first problem.
+pub(super) fn read(table: &Table) -> Result<Arc<dyn FamilyConfig>, String> {
+    let keys = serde_json::to_value(table).map_err(|error| error.to_string())?;
+    let serde_json::Value::Object(keys) = keys else {
+        return Err("a model is no table".to_owned());
+    };
+    let family = family_of(table)?;
+    family.from_table(keys).map_err(|error| error.to_string())
+}
+
+/// The family that `model_type` names.
+fn family_of(table: &Table) -> Result<&'static dyn Family, String> {
+    let name = match table.get("model_type") {
+        Some(Value::String(name)) => name,
+        Some(other) => return Err(format!("model_type = {other} is not a string")),
+        None => return Err("missing field `model_type`".to_owned()),
+    };
+    family(name).ok_or_else(|| {
+        let known = FAMILIES.iter().flat_map(|it| it.model_types()).map(|it| format!("`{it}`"));
+        let known: Vec<String> = known.collect();
+        format!("unknown variant `{name}`, expected one of {}", known.join(", "))
+    })
+}
+
 /// The field that serde reports as missing.
-fn missing_field(error: &toml::de::Error) -> Option<&str> {
-    let rest = error.message().strip_prefix("missing field `")?;
+fn missing_field(problem: &str) -> Option<&str> {
+    let rest = problem.strip_prefix("missing field `")?;
     rest.split('`').next()
+}
+
+/// The keys of a configuration as TOML.
+fn table_of(config: &dyn FamilyConfig) -> Option<Table> {
+    Table::try_from(config.table().ok()?).ok()
 }
 
 /// The value of `model.from` in the tables of a configuration.
@@ -273,7 +307,7 @@ impl ModelTable {
     /// only `model.from`.
     fn of_folder(from: &str, verify: bool) -> ModelTable {
         let config = config_of(Path::new(from), verify).ok();
-        let keys = config.and_then(|config| Table::try_from(config).ok());
+        let keys = config.and_then(|config| table_of(&*config));
         let mut keys = keys.unwrap_or_default();
         keys.insert(FROM.to_owned(), from.into());
         ModelTable(keys)
@@ -298,7 +332,7 @@ impl ModelTable {
         error.map(|error| Violation { key: format!("model.{FROM}"), problem: error.to_string() })
     }
 
-    /// The keys of [`Qwen3Config`].
+    /// The keys of the model's configuration.
     pub(super) fn sizes(&self) -> Table {
         let mut sizes = self.0.clone();
         sizes.retain(|key, _| ![FROM, IGNORE_UNUSED].contains(&key));
@@ -309,7 +343,8 @@ impl ModelTable {
 impl TryFrom<Table> for ModelTable {
     type Error = String;
 
-    /// Keeps the keys of `written`, and converts the values to the types of [`Qwen3Config`].
+    /// Keeps the keys of `written`, and converts the values to the types of the
+    /// family's configuration.
     fn try_from(mut written: Table) -> Result<ModelTable, String> {
         let mut complete = toml::toml! {
             model_type = "qwen3"
@@ -317,6 +352,7 @@ impl TryFrom<Table> for ModelTable {
             hidden_size = 1
             num_hidden_layers = 1
             num_attention_heads = 1
+            intermediate_size = 1
         };
         let from = written.remove(FROM);
         if from.as_ref().is_some_and(|from| !from.is_str()) {
@@ -327,9 +363,7 @@ impl TryFrom<Table> for ModelTable {
             return Err(format!("`{IGNORE_UNUSED}` is neither true nor false"));
         }
         complete.extend(written.clone());
-        let config: Result<Qwen3Config, toml::de::Error> = complete.try_into();
-        let config = config.map_err(|error| error.message().to_owned())?;
-        let typed = Table::try_from(&config).map_err(|error| error.to_string())?;
+        let typed = table_of(&*read(&complete)?).unwrap_or_default();
         for (key, value) in &mut written {
             if let Some(typed) = typed.get(key) {
                 *value = typed.clone();

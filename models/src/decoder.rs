@@ -1,12 +1,14 @@
-//! Qwen3, dense and mixture-of-experts, for causal language modeling (Yang et al. 2025).
+//! A decoder: a model that predicts the next token of a text. Its blocks are those of a [family](crate::families).
 //!
 //! Legend: b batch, t tokens per sequence, d hidden size, v vocabulary.
 
 mod plan;
+mod whole;
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, Vars, ops};
+use meshgrad_autograd::{Module, Result, Var, Vars, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_collectives::redistribute_like;
 use meshgrad_error::{Error, ensure, error};
@@ -14,28 +16,30 @@ use meshgrad_mesh::{Placement, Sharding};
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Tensor};
 
-use crate::attention::{Attention, AttentionSizes, Positions, Rotary};
+use crate::attention::{Positions, Rotary};
 use crate::cache::Cache;
-use crate::config::Qwen3Config;
 use crate::ends::{Embedding, Head, sharded_like};
-use crate::hf::{self, Experts, adapters};
+use crate::family::{FamilyConfig, json_of_f32};
+use crate::hf::{Experts, adapters};
 use crate::layer::{FeedForward, Layer};
-use crate::layers::{Linear, RmsNorm};
-use crate::mlp::Mlp;
+use crate::layers::Linear;
 use crate::model::{Compute, Decoded, Flow, Generate, Loss, Metrics, Model, TokenBatch};
 pub use crate::moe::balance::{Balance, Balancing};
 use crate::moe::balance::{PooledRouting, expert_metrics, update_router_bias};
-use crate::moe::{Dispatch, Moe, MoeSizes, Routing, overflow};
+use crate::moe::{Dispatch, Moe, Routing, overflow};
+use crate::parts::Parts;
 use crate::residual::Residual;
 use crate::ring::Rings;
 use crate::stage::Stage;
 use crate::{ModelParallelism, ModelPlan};
+pub use whole::ParameterCount;
+use whole::Whole;
 
-/// A Qwen3 model, or some stages of one. Building one allocates nothing; materialize it, or load it with
+/// A decoder, or some stages of one. Building one allocates nothing; materialize it, or load it with
 /// [`hf::load`](crate::hf::load).
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
-pub struct Qwen3 {
+pub struct Decoder {
     /// `None` without the first stage.
     pub embedding: Option<Embedding>,
     /// Its layers, in order.
@@ -51,7 +55,7 @@ pub struct Qwen3 {
     #[module(skip)]
     rotary: Rotary,
     #[module(skip)]
-    config: Qwen3Config,
+    whole: Arc<Whole>,
     #[module(skip)]
     companions: Vec<(String, String)>,
 }
@@ -79,99 +83,47 @@ impl Vars for Stream {
     }
 }
 
-impl Qwen3Config {
-    fn layer(&self, at: &ModulePath, number: usize) -> Layer {
-        let at = at.sub("layers").index(number);
-        let norm = |name: &str| RmsNorm::new(at.sub(name), self.hidden_size, self.rms_norm_eps);
-        let (mlp, d) = (at.sub("mlp"), self.hidden_size);
-        Layer {
-            input_layernorm: norm("input_layernorm"),
-            self_attn: self.attention(&at.sub("self_attn"), number),
-            post_attention_layernorm: norm("post_attention_layernorm"),
-            mlp: match self.is_moe_layer(number) {
-                true => FeedForward::Sparse(self.moe(&mlp)),
-                false => FeedForward::Dense(Mlp::new(&mlp, d, self.intermediate_size, self.init())),
-            },
-        }
-    }
-
-    fn attention(&self, at: &ModulePath, number: usize) -> Attention {
-        let sizes = AttentionSizes {
-            inputs: self.hidden_size,
-            heads: self.num_attention_heads,
-            kv_heads: self.num_kv_heads(),
-            head_dim: self.head_dim(),
-        };
-        Attention::new(at, sizes, self.init())
-            .biases(self.attention_bias, self.attention_bias)
-            .head_norms(at, self.rms_norm_eps)
-            .window(self.window(number))
-    }
-
-    /// The feed-forward block of a sparse layer, at the path `at`.
-    pub fn moe(&self, at: &ModulePath) -> Moe {
-        let sizes = MoeSizes {
-            inputs: self.hidden_size,
-            features: self.moe_intermediate_size,
-            experts: self.num_experts,
-            top_k: self.num_experts_per_tok,
-        };
-        let mut moe = Moe::new(at, sizes, self.init());
-        moe.router.normalize = self.norm_topk_prob;
-        moe
-    }
-}
-
-impl Qwen3 {
+impl Decoder {
     /// The model of a configuration.
     ///
     /// # Errors
     /// When the configuration is invalid, with all problems.
-    pub fn new(config: &Qwen3Config) -> Result<Qwen3> {
+    pub fn new(config: &dyn FamilyConfig) -> Result<Decoder> {
         config.validate()?;
-        let (v, d) = (config.vocab_size, config.hidden_size);
-        let at = ModulePath::from("model");
-        let table = Param::new(at.sub("embed_tokens.weight"), [v, d], config.init());
-        let head = Head {
-            norm: RmsNorm::new(at.sub("norm"), d, config.rms_norm_eps),
-            input: Seam::new("lm_head.input"),
-            weight: match config.tie_word_embeddings {
-                true => table.clone(),
-                false => Param::new("lm_head.weight", [v, d], config.init()),
-            },
-        };
-        let numbers: Vec<usize> = (0..config.num_hidden_layers).collect();
-        Ok(Qwen3 {
+        let parts = config.parts()?;
+        let whole = Arc::new(Whole::of(config.shared(), &parts));
+        let Parts { embedding, layers, head, rotary } = parts;
+        Ok(Decoder {
+            embedding: Some(embedding),
+            numbers: (0..layers.len()).collect(),
+            layers,
             head: Some(head),
-            embedding: Some(Embedding {
-                input: Seam::new(at.sub("embed_tokens.input")),
-                weight: table.clone(),
-                output: Seam::new(at.sub("embed_tokens.output")),
-                padding: config.padding(),
-            }),
-            layers: numbers.iter().map(|layer| config.layer(&at, *layer)).collect(),
-            numbers,
             balancing: Balancing::default(),
-            rotary: Rotary::new(&config.rope()?, config.head_dim()),
-            config: config.clone(),
+            rotary,
+            whole,
             companions: Vec::new(),
         })
     }
 
-    /// The configuration.
-    pub fn config(&self) -> &Qwen3Config {
-        &self.config
+    /// The configuration of the whole model.
+    pub fn config(&self) -> &dyn FamilyConfig {
+        &*self.whole.config
+    }
+
+    /// The parameters of the whole model.
+    pub fn parameter_count(&self) -> ParameterCount {
+        self.whole.parameters
     }
 
     /// Whether it has all stages.
     pub fn is_whole(&self) -> bool {
         let has_ends = self.embedding.is_some() && self.head.is_some();
-        has_ends && self.layers.len() == self.config.num_hidden_layers
+        has_ends && self.layers.len() == self.layers()
     }
 
     /// Sets how the load of experts is balanced. Parameters stay shared with clones of the model.
     #[must_use]
-    pub fn balanced(mut self, balancing: Balancing) -> Qwen3 {
+    pub fn balanced(mut self, balancing: Balancing) -> Decoder {
         self.balancing = balancing;
         self
     }
@@ -179,7 +131,7 @@ impl Qwen3 {
     /// Sets the files that are saved with the model, such as the [`hf::companions`] of the folder
     /// that it was loaded from.
     #[must_use]
-    pub fn with_companions(mut self, files: Vec<(String, String)>) -> Qwen3 {
+    pub fn with_companions(mut self, files: Vec<(String, String)>) -> Decoder {
         self.companions = files;
         self
     }
@@ -250,7 +202,7 @@ impl Qwen3 {
         Ok(routings)
     }
 
-    /// [`Qwen3::advance`] through the layers at `places`, with the `replayed` experts of all sparse
+    /// [`Decoder::advance`] through the layers at `places`, with the `replayed` experts of all sparse
     /// layers, and a cache.
     fn advance_with(
         &self,
@@ -266,9 +218,7 @@ impl Qwen3 {
         for (index, (layer, number)) in self.layers[places].iter().zip(numbers).enumerate() {
             let cache = cache.and_then(|cache| cache.layer(index));
             let replayed = match replayed {
-                Some(all) if self.config.is_moe_layer(*number) => {
-                    Some(self.experts_of(all, *number)?)
-                }
+                Some(all) if self.whole.sparse[*number] => Some(self.experts_of(all, *number)?),
                 _ => None,
             };
             let routing;
@@ -289,7 +239,7 @@ impl Qwen3 {
 
     /// Those of the sparse layer `number`, of the experts of `all` sparse layers.
     fn experts_of<'a>(&self, all: &'a [Tensor], number: usize) -> Result<&'a Tensor> {
-        let sparse = (0..number).filter(|layer| self.config.is_moe_layer(*layer)).count();
+        let sparse = self.whole.sparse[..number].iter().filter(|is_sparse| **is_sparse).count();
         all.get(sparse).ok_or_else(|| {
             error!(
                 Invalid,
@@ -327,7 +277,7 @@ impl Qwen3 {
             "layers {:?} are not all here: the model has layers {:?} of {}",
             stage.layers,
             self.numbers,
-            self.config.num_hidden_layers
+            self.layers()
         );
         Ok(start..end)
     }
@@ -337,7 +287,7 @@ impl Qwen3 {
     }
 
     /// The logits of every next token, [b, t, v] in `compute.dtype`. For a loss use
-    /// [`Qwen3::loss`], which never holds all of them.
+    /// [`Decoder::loss`], which never holds all of them.
     ///
     /// # Errors
     /// When an id is out of range; without the first or the last stage.
@@ -369,7 +319,7 @@ impl Qwen3 {
         })
     }
 
-    /// As [`Qwen3::projections`], but mutable, for example to add a [`Lora`](crate::lora::Lora).
+    /// As [`Decoder::projections`], but mutable, for example to add a [`Lora`](crate::lora::Lora).
     pub fn projections_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         self.layers.iter_mut().flat_map(|layer| {
             let of_attention = &mut layer.self_attn;
@@ -423,8 +373,8 @@ impl Qwen3 {
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn materialized(config: &Qwen3Config, device: &Device, seed: u64) -> Result<Qwen3> {
-        let model = Qwen3::new(config)?;
+    pub fn materialized(config: &dyn FamilyConfig, device: &Device, seed: u64) -> Result<Decoder> {
+        let model = Decoder::new(config)?;
         model.materialize(device, seed)?;
         Ok(model)
     }
@@ -438,11 +388,11 @@ fn places(ids_bt: &Tensor, first: usize) -> Result<Tensor> {
     sharded_like(&whole.unsqueeze(0)?, ids_bt, 1..2)
 }
 
-impl Model for Qwen3 {
+impl Model for Decoder {
     type Batch = TokenBatch;
     type Stream = Stream;
 
-    /// Cross-entropy; `total` also has the losses of [`Qwen3::balancing`] times the weight. The
+    /// Cross-entropy; `total` also has the losses of [`Decoder::balancing`] times the weight. The
     /// statistics are those of each sparse layer, which begin with its tokens per expert, f32.
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
         match self.forward(&Stage::whole(self.layers()), None, batch, compute)? {
@@ -452,12 +402,12 @@ impl Model for Qwen3 {
     }
 
     fn layers(&self) -> usize {
-        self.config.num_hidden_layers
+        self.whole.sparse.len()
     }
 
     /// Parameters keep the names of the whole model.
-    fn part(&self, stages: &[Stage]) -> Result<Qwen3> {
-        let mut part = Qwen3 { layers: Vec::new(), numbers: Vec::new(), ..self.clone() };
+    fn part(&self, stages: &[Stage]) -> Result<Decoder> {
+        let mut part = Decoder { layers: Vec::new(), numbers: Vec::new(), ..self.clone() };
         for stage in stages {
             part.layers.extend_from_slice(&self.layers[self.places(stage)?]);
             part.numbers.extend(stage.layers.clone());
@@ -508,7 +458,7 @@ impl Model for Qwen3 {
         if rate > 0.0 {
             for (moe, of_layer) in self.sparse_blocks().zip(statistics) {
                 if let Some(bias) = &moe.router.bias {
-                    let counts = of_layer.slice(0, 0..self.config.num_experts)?;
+                    let counts = of_layer.slice(0, 0..self.whole.experts)?;
                     update_router_bias(&bias.value()?, &counts, rate, scale)?;
                 }
             }
@@ -517,7 +467,7 @@ impl Model for Qwen3 {
     }
 
     fn overflow(&self, statistics: &[Tensor]) -> Result<Option<Tensor>> {
-        overflow(statistics, self.config.num_experts)
+        overflow(statistics, self.whole.experts)
     }
 
     fn follow(&self, statistics: &[Vec<f32>]) {
@@ -528,16 +478,16 @@ impl Model for Qwen3 {
 
     fn metrics(&self, statistics: &[Vec<f32>]) -> Metrics {
         let ranks = self.sparse_blocks().next().map_or(1, Moe::ep_size);
-        expert_metrics(statistics, self.config.num_experts, ranks)
+        expert_metrics(statistics, self.whole.experts, ranks)
     }
 
     /// Under Hugging Face names, one tensor per expert.
     fn stored_as(&self) -> Result<Mapping> {
-        hf::map(Experts::OneByOne, false)
+        self.config().mapping(Experts::OneByOne, false)
     }
 
     fn files(&self) -> Result<Vec<(String, String)>> {
-        let config = ("config.json".into(), self.config.to_json_of_f32()?);
+        let config = ("config.json".into(), json_of_f32(self.config())?);
         let adapters = adapters::written(self.projections())
             .map_err(|error| error!(Invalid, "{error}").caused_by(error))?;
         let is_kept = self.companions.iter().any(|(name, _)| name == adapters::FILE);
@@ -547,29 +497,21 @@ impl Model for Qwen3 {
     }
 
     fn title(&self) -> String {
-        let config = &self.config;
-        let experts = match self.sparse_blocks().next() {
-            Some(_) => format!(
-                ", {} experts, {} per token",
-                config.num_experts, config.num_experts_per_tok
-            ),
-            None => String::new(),
+        let Whole { config, sparse, experts, top_k, .. } = &*self.whole;
+        let experts = match experts {
+            0 => String::new(),
+            _ => format!(", {experts} experts, {top_k} per token"),
         };
-        format!(
-            "{} {} layers of {}{experts}",
-            config.model_type.name(),
-            config.num_hidden_layers,
-            config.hidden_size
-        )
+        let (layers, hidden) = (sparse.len(), self.whole.attention.inputs);
+        format!("{} {layers} layers of {hidden}{experts}", config.model_type())
     }
 
-    /// [`Qwen3Config::flops_per_token`].
     fn flops_per_token(&self, tokens: usize) -> Option<f64> {
-        Some(self.config.flops_per_token(tokens))
+        Some(self.whole.flops_per_token(tokens))
     }
 
     fn active_parameters(&self) -> u64 {
-        self.config.parameter_count().active()
+        self.whole.parameters.active()
     }
 }
 
@@ -583,11 +525,11 @@ fn partial_axes(x: &Tensor) -> Vec<(String, Placement)> {
     partials.map(|(axis, by)| (axis.to_owned(), Placement::Partial(by))).collect()
 }
 
-impl Generate for Qwen3 {
+impl Generate for Decoder {
     type Cache = Cache;
 
     fn vocab_size(&self) -> usize {
-        self.config.vocab_size
+        self.config().vocab_size()
     }
 
     fn cache(&self, device: &Device, _dtype: DType, capacity: usize) -> Result<Cache> {

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::*;
+use crate::config::{RopeScaling, RopeType};
+use crate::{Decoder, Model};
 
 const FIXTURES: [&str; 12] = [
     "dense-gqa-tied",
@@ -42,6 +44,10 @@ fn parity(path: &str) -> PathBuf {
 fn fixture(name: &str) -> Qwen3Config {
     let text = std::fs::read_to_string(parity(&format!("fixtures/{name}/config.json"))).unwrap();
     Qwen3Config::from_json(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn model(config: &Qwen3Config) -> Decoder {
+    Decoder::new(config).unwrap()
 }
 
 fn tiny() -> Qwen3Config {
@@ -225,7 +231,8 @@ fn written_config_reads_as_the_same_model() {
         assert_eq!(windows(&read_again), windows(&config), "{name}");
         assert_eq!(moe_layers(&read_again), moe_layers(&config), "{name}");
         assert_eq!(read_again.rope().unwrap(), config.rope().unwrap(), "{name}");
-        assert_eq!(read_again.parameter_count(), config.parameter_count(), "{name}");
+        let [again, once] = [&read_again, &config].map(|it| model(it).parameter_count());
+        assert_eq!(again, once, "{name}");
     }
 }
 
@@ -283,7 +290,7 @@ fn keys_lists_every_field() {
 #[test]
 fn parameter_counts_match_the_files() {
     for name in FIXTURES {
-        let count = fixture(name).parameter_count();
+        let count = model(&fixture(name)).parameter_count();
         assert_eq!(count.total(), elements_in(&parity(&format!("fixtures/{name}"))), "{name}");
     }
 }
@@ -296,22 +303,23 @@ fn elements_in(folder: &std::path::Path) -> u64 {
 
 #[test]
 fn published_models_have_their_published_sizes() {
-    let qwen3_30b_a3b = Qwen3Config::from_json(
+    let config = Qwen3Config::from_json(
         r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48,
             "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768,
             "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936}"#,
     )
-    .unwrap()
-    .parameter_count();
+    .unwrap();
+    let qwen3_30b_a3b = model(&config).parameter_count();
     assert_eq!(qwen3_30b_a3b.total(), 30_532_122_624);
     assert_eq!(qwen3_30b_a3b.active(), 3_353_032_704);
 
     let (tiny, tokens) = (tiny(), 256.0);
-    let count = tiny.parameter_count();
+    let count = model(&tiny).parameter_count();
     assert_eq!(count.total(), 9_185_792);
     assert_eq!(count.active_in_matmuls(), 3_418_624);
     let features = (tiny.num_attention_heads * tiny.head_dim() * tiny.num_hidden_layers) as f64;
-    assert_eq!(tiny.flops_per_token(256), 6.0 * 3_418_624.0 + 6.0 * features * tokens);
+    let flops = model(&tiny).flops_per_token(256).unwrap();
+    assert_eq!(flops, 6.0 * 3_418_624.0 + 6.0 * features * tokens);
 }
 
 #[test]
@@ -323,7 +331,6 @@ fn huge_sizes_are_errors_not_panics() {
     config.num_experts = usize::MAX;
     config.vocab_size = 0;
 
-    assert_eq!(config.parameter_count().total(), u64::MAX);
     assert!(problems_of(&config).len() >= 5);
 }
 

@@ -1,14 +1,16 @@
-//! Training runs of Qwen3, configured by `[model]` and `[balancing]`.
+//! Training runs of a decoder, configured by `[model]` and `[balancing]`.
 
 pub mod tables;
 mod weights;
 
+use std::sync::Arc;
+
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::Committed;
 use meshgrad_error::error;
-use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::families::FamilyConfig;
 use meshgrad_models::moe::Dispatch;
-use meshgrad_models::{Balancing, Qwen3, hf};
+use meshgrad_models::{Balancing, Decoder, hf};
 use meshgrad_runtime::Device;
 use toml::Value;
 
@@ -21,7 +23,7 @@ pub use tables::{BalancingConfig, ModelTable, Tables};
 use weights::{fill, model_folder};
 pub use weights::{load, load_checkpoint};
 
-/// Trains the Qwen3 of `[model]`. The configuration must have been read with [`Tables`].
+/// Trains the decoder of `[model]`. The configuration must have been read with [`Tables`].
 ///
 /// # Errors
 /// As [`Session::train`] and [`model_config`].
@@ -35,11 +37,11 @@ pub fn train(session: Session<'_>) -> Result<Summary> {
 ///
 /// ```no_run
 /// use meshgrad_autograd::Module;
-/// use meshgrad_train::qwen3;
+/// use meshgrad_train::decoder;
 /// # use meshgrad_train::session::Session;
 ///
 /// # fn train(session: Session<'_>) -> meshgrad_train::Result<()> {
-/// qwen3::train_with(session, |model| {
+/// decoder::train_with(session, |model| {
 ///     model.freeze();
 ///     for projection in model.projections_mut() {
 ///         projection.add_lora(8, 16.0);
@@ -54,7 +56,7 @@ pub fn train(session: Session<'_>) -> Result<Summary> {
 /// As [`train`], and those of `change`.
 pub fn train_with(
     session: Session<'_>,
-    change: impl FnOnce(&mut Qwen3) -> Result<()>,
+    change: impl FnOnce(&mut Decoder) -> Result<()>,
 ) -> Result<Summary> {
     let config = session.config;
     // Report errors before the text is read.
@@ -79,7 +81,7 @@ pub fn train_with(
     )
 }
 
-/// Checks, before threads and files exist, that a new run of the Qwen3 of `[model]` fits in the memory
+/// Checks, before threads and files exist, that a new run of the decoder of `[model]` fits in the memory
 /// that is free when threads of this process train it, one rank on each of `devices`.
 ///
 /// # Errors
@@ -93,7 +95,7 @@ pub fn check_threads(config: &Config, devices: &[Device]) -> Result<()> {
 
 /// The model of a new run, as far as it is known before there is data; `None` if it cannot be
 /// built, which the run reports.
-fn sketch(config: &Config) -> Option<Qwen3> {
+fn sketch(config: &Config) -> Option<Decoder> {
     let vocab_size = match &config.data.tokenizer {
         TokenizerChoice::Byte => Tokenizer::byte().vocab_size(),
         // A trained tokenizer may have fewer tokens than its limit.
@@ -103,18 +105,18 @@ fn sketch(config: &Config) -> Option<Qwen3> {
     model(config, vocab_size, None).ok()
 }
 
-/// The Qwen3 of `[model]`, balanced as `[balancing]` says, for a new run or for the state in the
+/// The decoder of `[model]`, balanced as `[balancing]` says, for a new run or for the state in the
 /// checkpoint `from`. It has router biases if `[balancing]` updates them or the checkpoint has
 /// them. `vocab_size` is that of the tokenizer.
 ///
 /// # Errors
 /// As [`model_config`].
-pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Result<Qwen3> {
+pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Result<Decoder> {
     let tables: Tables = config.model_tables()?;
     let balancing = &tables.balancing;
     let shapes = model_config(config, vocab_size)?;
-    let mut model = Qwen3::new(&shapes)?.balanced(Balancing {
-        auxiliary: shapes.router_aux_loss_coef,
+    let mut model = Decoder::new(&*shapes)?.balanced(Balancing {
+        auxiliary: shapes.auxiliary_loss().0,
         balance: balancing.balance,
         z: balancing.z_loss_coef,
         bias_update_rate: balancing.bias_update_rate,
@@ -151,15 +153,13 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
 /// # Errors
 /// When `config` was not read with [`Tables`]; for a missing key or invalid sizes; when the tokenizer
 /// has more tokens than the model.
-pub fn model_config(config: &Config, vocab_size: usize) -> Result<Qwen3Config> {
+pub fn model_config(config: &Config, vocab_size: usize) -> Result<Arc<dyn FamilyConfig>> {
     let Tables { model, .. } = config.model_tables()?;
     let mut table = model.sizes();
     let vocabulary = Value::Integer(vocab_size as i64);
     table.entry("vocab_size").or_insert(vocabulary);
-    let model: Qwen3Config = table
-        .try_into()
-        .map_err(|problem: toml::de::Error| error!(Invalid, "[model]: {}", problem.message()))?;
+    let model = tables::read(&table).map_err(|problem| error!(Invalid, "[model]: {problem}"))?;
     model.validate()?;
-    check_vocabulary(vocab_size, model.vocab_size)?;
+    check_vocabulary(vocab_size, model.vocab_size())?;
     Ok(model)
 }

@@ -2,14 +2,10 @@
 
 use meshgrad_error::{Kind, Result};
 
-use super::problems::{range, zero};
-use super::{LayerType, ModelType, Problems, Qwen3Config, rope};
-
-/// The largest supported size. No product of two sizes overflows.
-const MAX_SIZE: usize = u32::MAX as usize;
-
-/// The largest supported number of layers, because validation visits each layer.
-pub(super) const MAX_LAYERS: usize = 100_000;
+use super::{ModelType, Qwen3Config};
+use crate::config::checks::{self, Heads, MAX_LAYERS, Size};
+use crate::config::problems::zero;
+use crate::config::{LayerType, Problems, rope};
 
 impl Qwen3Config {
     /// Checks that a model can be built, and reports all problems together.
@@ -22,23 +18,28 @@ impl Qwen3Config {
 
     /// The keys of sizes that are 0, but must be at least 1.
     pub fn zero_sizes(&self) -> Vec<&'static str> {
-        let zero = self.sizes().into_iter().filter(|(_, value, needed)| *value == 0 && *needed);
-        zero.map(|(key, ..)| key).collect()
+        checks::zero_sizes(&self.sizes())
     }
 
     pub(super) fn problems(&self) -> Problems {
         let mut problems = Vec::new();
-        self.check_sizes(&mut problems);
-        self.check_numbers(&mut problems);
-        self.check_heads(&mut problems);
+        checks::check_sizes(&self.sizes(), &mut problems);
+        checks::check_padding(self.pad_token_id, self.padding(), &mut problems);
+        let numbers = [
+            ("rms_norm_eps", self.rms_norm_eps),
+            ("initializer_range", self.initializer_range),
+            ("router_aux_loss_coef", self.router_aux_loss_coef),
+        ];
+        checks::check_numbers(&numbers, &mut problems);
+        checks::check_dropout(self.attention_dropout, &mut problems);
+        self.heads().check(&mut problems);
         self.check_windows(&mut problems);
         self.check_experts(&mut problems);
-        problems.extend(rope::resolve(self).err().unwrap_or_default());
+        problems.extend(rope::resolve(&self.rope_settings()).err().unwrap_or_default());
         Problems(problems)
     }
 
-    /// The key and value of each size, and whether it must be at least 1.
-    fn sizes(&self) -> [(&'static str, usize, bool); 12] {
+    fn sizes(&self) -> [Size; 12] {
         let layers = || 0..self.num_hidden_layers.min(MAX_LAYERS);
         let some_sparse = layers().any(|layer| self.is_moe_layer(layer));
         let some_dense = layers().any(|layer| !self.is_moe_layer(layer));
@@ -59,63 +60,12 @@ impl Qwen3Config {
         ]
     }
 
-    fn check_sizes(&self, problems: &mut Vec<String>) {
-        for (key, value, needed) in self.sizes() {
-            if value == 0 && needed {
-                problems.push(zero(key));
-            }
-            let most = if key == "num_hidden_layers" { MAX_LAYERS } else { MAX_SIZE };
-            if value > most {
-                problems.push(format!("{key} = {value} is too large; at most {most} is supported"));
-            }
-        }
-    }
-
-    fn check_numbers(&self, problems: &mut Vec<String>) {
-        if let Some(id) = self.pad_token_id
-            && self.padding().is_none()
-        {
-            problems.push(range("pad_token_id", id as f64, "a token of the vocabulary"));
-        }
-        let numbers = [
-            ("rms_norm_eps", self.rms_norm_eps),
-            ("initializer_range", self.initializer_range),
-            ("router_aux_loss_coef", self.router_aux_loss_coef),
-        ];
-        for (key, value) in numbers {
-            if !(value.is_finite() && value >= 0.0) {
-                problems.push(range(key, value, "0 or a positive number"));
-            }
-        }
-
-        if self.attention_dropout != 0.0 {
-            problems.push(range(
-                "attention_dropout",
-                self.attention_dropout,
-                "0: dropout on attention weights is not supported",
-            ));
-        }
-    }
-
-    fn check_heads(&self, problems: &mut Vec<String>) {
-        let (heads, kv_heads) = (self.num_attention_heads, self.num_kv_heads());
-        if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
-            problems.push(format!(
-                "num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}; \
-                 every key-value head serves the same number of query heads"
-            ));
-        }
-
-        let (hidden_size, head_dim) = (self.hidden_size, self.head_dim());
-        if self.head_dim.is_none() && heads > 0 && !hidden_size.is_multiple_of(heads) {
-            problems.push(format!(
-                "hidden_size = {hidden_size} is not a multiple of num_attention_heads = {heads}; set \
-                 head_dim, which may be any even number"
-            ));
-        } else if !head_dim.is_multiple_of(2) {
-            problems.push(format!(
-                "head_dim = {head_dim} is odd; rotary embedding needs an even number of features"
-            ));
+    pub(super) fn heads(&self) -> Heads {
+        Heads {
+            hidden_size: self.hidden_size,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_kv_heads(),
+            head_dim: self.head_dim,
         }
     }
 

@@ -1,9 +1,10 @@
-//! The plan of Qwen3: which parameter and which seam has which placements.
+//! The plan of a decoder: which parameter and which seam has which placements.
 
 use meshgrad_error::Result;
 use meshgrad_mesh::Placement;
 
-use super::Qwen3;
+use super::Decoder;
+use crate::attention::AttentionSizes;
 use crate::parallel::{Placements, in_units};
 use crate::plan::does_not_fit;
 use crate::{ModelParallelism, ModelPlan};
@@ -16,7 +17,7 @@ use crate::{ModelParallelism, ModelPlan};
 /// row-parallel projections, which count once.
 ///
 /// Experts may be on a mesh of their own, where the block divides tokens between ranks itself.
-pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<ModelPlan> {
+pub(super) fn plan(model: &Decoder, parallelism: &ModelParallelism) -> Result<ModelPlan> {
     let plan = ModelPlan::new(&parallelism.mesh).overlap(parallelism.overlap_chunks);
     let plan = with_experts(plan, model, parallelism)?;
     let plan = with_sequences(plan, model, parallelism)?;
@@ -77,7 +78,7 @@ pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<Mode
 /// `plan` with the placements of experts on their own mesh, if they have one.
 fn with_experts(
     plan: ModelPlan,
-    model: &Qwen3,
+    model: &Decoder,
     parallelism: &ModelParallelism,
 ) -> Result<ModelPlan> {
     let Some((mesh, [experts, features])) = &parallelism.experts else {
@@ -88,7 +89,7 @@ fn with_experts(
     };
     let sizes = experts.iter().map(|axis| mesh.size(axis));
     let ranks: usize = sizes.product::<meshgrad_mesh::Result<usize>>()?;
-    let (count, shard_by_tensor) = (model.config.num_experts, parallelism.shard_experts);
+    let (count, shard_by_tensor) = (model.whole.experts, parallelism.shard_experts);
     let problem = match model.sparse_blocks().next() {
         None => {
             "the model has no experts to divide over ranks: expert parallelism must be 1".to_owned()
@@ -114,12 +115,12 @@ fn with_experts(
 /// `plan` with the exchanges of attention, for sequences of which no rank has all tokens.
 fn with_sequences(
     plan: ModelPlan,
-    model: &Qwen3,
+    model: &Decoder,
     parallelism: &ModelParallelism,
 ) -> Result<ModelPlan> {
     let ModelParallelism { context, ulysses, .. } = parallelism;
     let (ranks, tensor_ranks) = (product(ulysses), parallelism.tensor_ranks());
-    let (queries, keys) = (model.config.num_attention_heads, model.config.num_kv_heads());
+    let (queries, keys) = (model.whole.attention.heads, model.whole.attention.kv_heads);
     let fits = queries.is_multiple_of(ranks * tensor_ranks) && keys.is_multiple_of(tensor_ranks);
     if ranks > 1 && !fits {
         return Err(does_not_fit(&[format!(
@@ -149,10 +150,10 @@ struct Heads {
 }
 
 impl Heads {
-    fn new(model: &Qwen3, parallelism: &ModelParallelism) -> Result<Heads> {
-        let (config, axes) = (&model.config, &parallelism.tensor[..]);
-        let (queries, keys) = (config.num_attention_heads, config.num_kv_heads());
-        let (group, length) = (queries / keys, config.head_dim());
+    fn new(model: &Decoder, parallelism: &ModelParallelism) -> Result<Heads> {
+        let AttentionSizes { heads: queries, kv_heads: keys, head_dim: length, .. } =
+            model.whole.attention;
+        let (axes, group) = (&parallelism.tensor[..], queries / keys);
         let ranks = parallelism.tensor_ranks();
 
         // The axes that shard key-value heads, and those that replicate them.
