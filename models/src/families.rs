@@ -32,12 +32,12 @@ pub fn family(model_type: &str) -> Option<&'static dyn Family> {
 /// Reads the text of a config.json of any family.
 ///
 /// # Errors
-/// For invalid JSON; for a `model_type` of no family, with those that there are; as [`Family::from_json`].
+/// For invalid JSON; for a `model_type` of no family, with those that there are; as [`Family::read_json`].
 pub fn from_json(text: &str) -> Result<Arc<dyn FamilyConfig>> {
     let keys = json::keys_of(text)?;
     let known: Vec<&str> = FAMILIES.iter().flat_map(|it| it.model_types()).copied().collect();
     json::check_model_type(&keys, &known)?;
     let name = keys.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let family = family(name).ok_or_else(|| error!(Unsupported, "model_type is `{name}`"))?;
-    family.from_json(keys)
+    family.read_json(keys)
 }

@@ -21,13 +21,13 @@ pub trait Family: Sync {
     ///
     /// # Errors
     /// For unknown keys, values of a wrong type and invalid sizes, with all of them.
-    fn from_json(&self, keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>>;
+    fn read_json(&self, keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>>;
 
     /// Reads the keys of a `[model]` table, which has no defaults that are sizes of a model.
     ///
     /// # Errors
     /// For a missing or unknown key or a value of a wrong type, with the first. Sizes are not checked.
-    fn from_table(
+    fn read_table(
         &self,
         keys: Map<String, Value>,
     ) -> Result<Arc<dyn FamilyConfig>, serde_json::Error>;

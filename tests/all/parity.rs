@@ -154,7 +154,15 @@ fn a_gpu_matches_transformers() {
         _ => "emulator",
     };
     let place = tempfile::tempdir().unwrap();
-    for name in ["dense-bias-yarn", "dense-window-linear", "moe-hub-sharded", "moe-sparse-step"] {
+    for name in [
+        "dense-bias-yarn",
+        "dense-window-linear",
+        "moe-hub-sharded",
+        "moe-sparse-step",
+        "llama-3-rope",
+        "mistral-window",
+        "qwen2-window-tied",
+    ] {
         let fixture = fixtures().into_iter().find(|path| path.ends_with(name));
         let fixture = fixture.unwrap_or_else(|| panic!("no fixture {name}"));
         let output = place.path().join("out.safetensors");

@@ -67,13 +67,13 @@ impl<C: DenseConfig> Family for Dense<C> {
         const { &[C::MODEL_TYPE] }
     }
 
-    fn from_json(&self, keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>> {
+    fn read_json(&self, keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>> {
         let config: C = json::settings(&known::<C>(), C::defaults(), keys)?;
         problems(&config).check(Kind::Malformed)?;
         Ok(Arc::new(config))
     }
 
-    fn from_table(
+    fn read_table(
         &self,
         keys: Map<String, Value>,
     ) -> Result<Arc<dyn FamilyConfig>, serde_json::Error> {

@@ -28,11 +28,11 @@ impl Family for Qwen3 {
         &["qwen3", "qwen3_moe"]
     }
 
-    fn from_json(&self, keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>> {
+    fn read_json(&self, keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>> {
         Ok(Arc::new(Qwen3Config::from_keys(keys)?))
     }
 
-    fn from_table(
+    fn read_table(
         &self,
         keys: Map<String, Value>,
     ) -> Result<Arc<dyn FamilyConfig>, serde_json::Error> {

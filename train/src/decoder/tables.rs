@@ -262,7 +262,7 @@ pub(super) fn read(table: &Table) -> Result<Arc<dyn FamilyConfig>, String> {
         return Err("a model is no table".to_owned());
     };
     let family = family_of(table)?;
-    family.from_table(keys).map_err(|error| error.to_string())
+    family.read_table(keys).map_err(|error| error.to_string())
 }
 
 /// The family that `model_type` names.

@@ -69,14 +69,8 @@ fn check(communicator: &dyn Communicator, is_tree: bool, counts: &[usize]) -> Re
 fn worlds_conform() {
     in_each_order(1, &NO_ROOM, "nccl::worlds_conform", &STREAMS, || {
         for ranks in [1, 2, 3, 5, 8].into_iter().filter(|it| *it <= most_ranks()) {
-            let checked = over_nccl(ranks, |rank| {
-                let world = rank.world()?;
-                check(&*world, false, &[0, 1, 7])?;
-                rank.memory()()
-            });
-            let memory = checked.unwrap_or_else(|error| panic!("{ranks} ranks: {error:#}"));
-            let is_taken = |it: &usize| *it > 1 << 20 || ranks == 1; // which has no communicator of NCCL
-            assert!(memory.iter().all(is_taken), "{memory:?}");
+            let checked = over_nccl(ranks, |rank| check(&*rank.world()?, false, &[0, 1, 7]));
+            checked.unwrap_or_else(|error| panic!("{ranks} ranks: {error:#}"));
         }
     });
 }
@@ -163,9 +157,14 @@ fn groups_in_another_order_conform() {
     in_each_order(3, &IN_ORDER, "nccl::groups_in_another_order_conform", &STREAMS[..2], || {
         let reversed = Group::new([2, 1, 0]).unwrap();
         let check = |rank: NcclRank<'_>| {
-            check(&*rank.strict(true).connect("reversed", &reversed)?, false, &[5])
+            let (memory, rank) = (rank.memory(), rank.strict(true));
+            let communicator = rank.connect("reversed", &reversed)?;
+            check(&*communicator, false, &[5])?;
+            memory()
         };
-        over_nccl(3, check).unwrap();
+        // Of the first communicator of each GPU: the memory of an earlier one may be freed late.
+        let memory = over_nccl(3, check).unwrap();
+        assert!(memory.iter().all(|it| *it > 1 << 20), "{memory:?}");
     });
 }
 

@@ -103,7 +103,7 @@ fn trained(of: &Combination, in_graphs: bool) -> Vec<Vec<Share>> {
 #[test]
 fn steps_in_graphs_have_the_bits_of_eager_ones() {
     let test = "together::captured::steps_in_graphs_have_the_bits_of_eager_ones";
-    on_gpus(test, if is_exhaustive() { 3 } else { 1 }, |case| {
+    on_gpus(test, if is_exhaustive() { 3 } else { 1 }, 1, |case| {
         let all = [
             along(&[("dp_shard", 3), ("ep", 3)], Kind::Experts),
             along(&[("dp_shard", 2), ("tp", 2), ("ep", 2)], Kind::Experts),

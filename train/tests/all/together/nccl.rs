@@ -15,13 +15,14 @@ const CHILD: &str = "MESHGRAD_TEST_CHILD";
 const GPUS: usize = 8;
 
 /// Runs `body` with each case below `cases` in a child process, with sums in random orders, and with
-/// `MESHGRAD_EXHAUSTIVE` also in rings. A GPU has room for one collective at a time.
-pub(super) fn on_gpus(test: &str, cases: usize, body: impl FnOnce(usize)) {
+/// `MESHGRAD_EXHAUSTIVE` those below `in_rings` also in rings. A GPU has room for one collective at a time.
+pub(super) fn on_gpus(test: &str, cases: usize, in_rings: usize, body: impl FnOnce(usize)) {
     if let Ok(case) = env::var(CHILD) {
         return body(case.parse().unwrap());
     }
-    let sums = ["perturbed:1", "ring"].into_iter().take(1 + usize::from(is_exhaustive()));
-    for (sums, case) in sums.flat_map(|sums| (0..cases).map(move |case| (sums, case))) {
+    let in_rings = if is_exhaustive() { in_rings } else { 0 };
+    let all = (0..cases).map(|case| ("perturbed:1", case));
+    for (sums, case) in all.chain((0..in_rings).map(|case| ("ring", case))) {
         let child = Command::new(env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture"])
             .env(CHILD, case.to_string())
@@ -55,7 +56,7 @@ pub(super) fn along(degrees: &[(&'static str, usize)], model: Kind) -> Combinati
 
 #[test]
 fn ranks_train_over_nccl_as_one_rank() {
-    on_gpus("together::nccl::ranks_train_over_nccl_as_one_rank", 1, |_| {
+    on_gpus("together::nccl::ranks_train_over_nccl_as_one_rank", 1, 1, |_| {
         let of = along(&[("dp_shard", 2), ("tp", 2), ("ep", 2)], Kind::Experts);
         let one = check(&of);
         assert_ne!(compare(&of, &one, Planted::ExpertFactor), [""; 0]);
@@ -85,12 +86,13 @@ fn three_degrees_train_over_nccl_as_one_rank() {
         return;
     }
     let test = "together::nccl::three_degrees_train_over_nccl_as_one_rank";
-    on_gpus(test, 2 * THREE_DEGREES.len(), |case| {
-        let of = along(&THREE_DEGREES[case / 2], Kind::Experts);
+    let count = THREE_DEGREES.len();
+    on_gpus(test, 2 * count, count, |case| {
+        let of = along(&THREE_DEGREES[case % count], Kind::Experts);
         let schedule = (of.degree("pp") > 1).then_some("1f1b");
         let ring = of.degree("cp_shard") > 1;
         let of = Combination { schedule, ring, sequence_parallel: of.degree("tp") > 1, ..of };
-        let (one, fault) = match case % 2 {
+        let (one, fault) = match case / count {
             0 => (check(&of), Planted::MicrobatchFactor),
             _ if of.degree("tp") > 1 => (One::of(&of), Planted::WrongDomain),
             _ if of.degree("ep") > 1 => (One::of(&of), Planted::ExpertFactor),

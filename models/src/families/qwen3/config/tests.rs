@@ -198,8 +198,8 @@ fn wrong_values_are_named_with_key_and_value() {
         (r#""hidden_size": -4"#, "hidden_size = -4 in config.json: invalid value: integer `-4`"),
         (r#""hidden_size": "64""#, "hidden_size = \"64\" in config.json: invalid type: string"),
         (
-            r#""rope_scaling": {"rope_type": "llama3"}"#,
-            "unknown variant `llama3`, expected one of `default`",
+            r#""rope_scaling": {"rope_type": "longrope"}"#,
+            "unknown variant `longrope`, expected one of `default`",
         ),
         (r#""layer_types": ["mamba"]"#, "unknown variant `mamba`"),
         (
