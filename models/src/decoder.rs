@@ -128,7 +128,7 @@ impl Decoder {
         self
     }
 
-    /// Sets the files that are saved with the model, such as the [`hf::companions`] of the folder
+    /// Sets the files that are saved with the model, such as the [companions](crate::hf::companions) of the folder
     /// that it was loaded from.
     #[must_use]
     pub fn with_companions(mut self, files: Vec<(String, String)>) -> Decoder {

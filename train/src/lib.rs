@@ -22,7 +22,7 @@
 //! - [`intact`]: the newest checkpoint that is not damaged.
 //! - [`ranks`]: the ranks of a run, and how its model and batches are divided.
 //! - [`session`]: all parts together, as `meshgrad train` runs them, for any language model.
-//! - [`qwen3`]: a session with the model of `[model]`.
+//! - [`decoder`]: a session with the model of `[model]`.
 //! - [`run_folder`], [`metrics`], [`tensorboard`], [`plot`], [`report`]: files and output of a run;
 //!   [`prompt`]: the prompts of samples.
 

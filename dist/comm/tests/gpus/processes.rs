@@ -53,6 +53,9 @@ fn child() {
         }
     };
     println!("\nverdict {error}");
+    if drill == "wrong" {
+        std::thread::sleep(LIMIT); // a rank that has ended would be named instead
+    }
 }
 
 /// A rank is killed, stopped, or calls something else. The others get a verdict that names it, and end.
