@@ -14,7 +14,7 @@
 //! - [`opcheck`]: cases of every differentiable op, checked on your device.
 //! - [`ckpt`]: safetensors folders, read strictly and written atomically.
 //! - [`load`]: loads regions of a checkpoint into tensors on the CPU and on GPUs.
-//! - [`models`]: Qwen3, Llama, Mistral and Qwen2, as plain structs.
+//! - [`models`]: Qwen3, Llama, Mistral, Mixtral and Qwen2, as plain structs.
 //! - [`train`]: data, optimizer, schedule, and the parts of the training loop.
 //!
 //! | feature | adds |

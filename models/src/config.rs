@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 pub use problems::Problems;
 pub(crate) use problems::way_out_of;
-pub use rope::{Llama3, Rope, RopeKeys, RopeScaling, RopeSettings, RopeType, Yarn};
+pub(crate) use rope::RopeSettings;
+pub use rope::{Llama3, Rope, RopeKeys, RopeScaling, RopeType, Yarn};
 
 /// The activation of the gate in an MLP.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

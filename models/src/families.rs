@@ -1,32 +1,101 @@
 //! Families of models: each says how its configuration is read, which blocks it is built of, and under which names its
 //! tensors are stored. Everything else is the [`Decoder`](crate::Decoder)'s.
 
-pub mod dense;
 pub mod llama;
+pub mod llama_like;
 pub mod mistral;
+pub mod mixtral;
 pub mod qwen2;
 pub mod qwen3;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use meshgrad_error::{Result, error};
 use serde_json::Value;
 
-use self::dense::Dense;
+use self::llama_like::LlamaLikeFamily;
 use crate::config::json;
 pub use crate::family::{Family, FamilyConfig};
 
-/// All families.
-pub static FAMILIES: &[&dyn Family] = &[
+/// The families of this crate.
+static FAMILIES: &[&dyn Family] = &[
     &qwen3::Qwen3,
-    &Dense::<llama::LlamaConfig>::FAMILY,
-    &Dense::<mistral::MistralConfig>::FAMILY,
-    &Dense::<qwen2::Qwen2Config>::FAMILY,
+    &LlamaLikeFamily::<llama::LlamaConfig>::FAMILY,
+    &LlamaLikeFamily::<mistral::MistralConfig>::FAMILY,
+    &LlamaLikeFamily::<mixtral::MixtralConfig>::FAMILY,
+    &LlamaLikeFamily::<qwen2::Qwen2Config>::FAMILY,
 ];
+
+/// Those of other crates.
+static REGISTERED: RwLock<Vec<&'static dyn Family>> = RwLock::new(Vec::new());
+
+/// Adds a family of another crate to those that configurations and folders may name. Of two with one `model_type`, the
+/// first one is used; those of this crate are the first.
+///
+/// ```
+/// use meshgrad_autograd::{Module, ModulePath};
+/// use meshgrad_models::attention::Attention;
+/// use meshgrad_models::families::llama_like::{LlamaKeys, LlamaLike, LlamaLikeFamily};
+/// use meshgrad_models::{Decoder, families};
+/// use serde::{Deserialize, Serialize};
+/// use serde_json::{Value, json};
+///
+/// #[derive(Clone, Debug, Serialize, Deserialize)]
+/// struct Normed {
+///     #[serde(flatten)]
+///     keys: LlamaKeys,
+/// }
+///
+/// impl LlamaLike for Normed {
+///     const MODEL_TYPE: &'static str = "normed";
+///     const ARCHITECTURE: &'static str = "NormedForCausalLM";
+///     const KEYS: &'static [&'static str] = &[];
+///
+///     fn defaults() -> Value {
+///         json!({ "model_type": "normed" })
+///     }
+///
+///     fn keys(&self) -> &LlamaKeys {
+///         &self.keys
+///     }
+///
+///     fn with_keys(self, keys: LlamaKeys) -> Normed {
+///         Normed { keys }
+///     }
+///
+///     fn attention(&self, at: &ModulePath, _number: usize) -> Attention {
+///         self.keys.attention(at).head_norms(at, 1e-5)
+///     }
+/// }
+///
+/// # fn main() -> meshgrad_models::Result<()> {
+/// families::register(&LlamaLikeFamily::<Normed>::FAMILY);
+/// let config = families::from_json(
+///     r#"{"model_type": "normed", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 6,
+///         "num_hidden_layers": 2, "num_attention_heads": 2}"#,
+/// )?;
+/// assert_eq!(Decoder::new(&*config)?.params().len(), 3 + 2 * 10);
+/// # Ok(())
+/// # }
+/// ```
+pub fn register(family: &'static dyn Family) {
+    REGISTERED.write().unwrap_or_else(PoisonError::into_inner).push(family);
+}
+
+/// All families, in the order in which they are searched.
+fn families() -> Vec<&'static dyn Family> {
+    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    FAMILIES.iter().chain(&*registered).copied().collect()
+}
+
+/// The values of `model_type` that a family has.
+pub fn model_types() -> Vec<&'static str> {
+    families().iter().flat_map(|family| family.model_types()).copied().collect()
+}
 
 /// The family of a `model_type`.
 pub fn family(model_type: &str) -> Option<&'static dyn Family> {
-    FAMILIES.iter().copied().find(|family| family.model_types().contains(&model_type))
+    families().into_iter().find(|family| family.model_types().contains(&model_type))
 }
 
 /// Reads the text of a config.json of any family.
@@ -35,8 +104,7 @@ pub fn family(model_type: &str) -> Option<&'static dyn Family> {
 /// For invalid JSON; for a `model_type` of no family, with those that there are; as [`Family::read_json`].
 pub fn from_json(text: &str) -> Result<Arc<dyn FamilyConfig>> {
     let keys = json::keys_of(text)?;
-    let known: Vec<&str> = FAMILIES.iter().flat_map(|it| it.model_types()).copied().collect();
-    json::check_model_type(&keys, &known)?;
+    json::check_model_type(&keys, &model_types())?;
     let name = keys.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let family = family(name).ok_or_else(|| error!(Unsupported, "model_type is `{name}`"))?;
     family.read_json(keys)

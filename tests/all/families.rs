@@ -30,13 +30,14 @@ const SIZES: &str = "hidden_size = 16, intermediate_size = 24, num_hidden_layers
     num_key_value_heads = 2";
 
 /// A `model_type`, and keys of its own.
-const FAMILIES: [(&str, &str); 3] = [
+const FAMILIES: [(&str, &str); 4] = [
     (
         "llama",
         "attention_bias = true, rope_scaling = { rope_type = 'llama3', factor = 4.0, \
         low_freq_factor = 1.0, high_freq_factor = 4.0, original_max_position_embeddings = 8 }",
     ),
     ("mistral", "sliding_window = 5"),
+    ("mixtral", "num_local_experts = 4, num_experts_per_tok = 2"),
     ("qwen2", "use_sliding_window = true, sliding_window = 5, max_window_layers = 1"),
 ];
 
@@ -57,7 +58,9 @@ fn families_train_on_ranks_as_on_one() {
         };
         let one = train("one", &[]);
         assert_eq!(one.len(), 3);
-        for degree in ["tp", "pp", "dp_shard"] {
+        let has_experts = own.contains("experts");
+        for degree in ["tp", "pp", "dp_shard", "ep"].into_iter().take(3 + usize::from(has_experts))
+        {
             let set = format!("parallel.{degree}=2");
             let of_ranks = train(degree, &["--ranks", "2", "--set", &set]);
             for ((loss, norm), (one_loss, one_norm)) in of_ranks.iter().zip(&one) {
@@ -82,7 +85,7 @@ fn unknown_families_are_errors() {
     let dir = TestDir::with(&[("text.txt", "one"), ("run.toml", CONFIG)]);
     fs::create_dir(dir.path("other")).unwrap();
     fs::write(dir.path("other/config.json"), r#"{"model_type": "bert"}"#).unwrap();
-    let known = "supported are `qwen3`, `qwen3_moe`, `llama`, `mistral` and `qwen2`";
+    let known = "supported are `qwen3`, `qwen3_moe`, `llama`, `mistral`, `mixtral` and `qwen2`";
     let error = dir.fails(&["train", "run.toml", "--from", "other"]);
     assert!(error.contains("model_type is `bert`") && error.contains(known), "{error}");
     for (set, expected) in [

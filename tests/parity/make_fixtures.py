@@ -170,7 +170,7 @@ def batch(config, case: Case, random: np.random.Generator):
 
 
 def routing_is_usable(model, input_ids, case: Case) -> bool:
-    if model.config.model_type != "qwen3_moe":
+    if not hasattr(model.config, "num_experts_per_tok"):
         return True
     top_k, experts = model.config.num_experts_per_tok, model.config.num_experts
     idle_layers = 0
@@ -196,22 +196,27 @@ def hub_tensors(tensors: dict, config, case: Case) -> dict:
     """The model's tensors (or their gradients, by the same names) under the names and layouts of the case's files.
 
     transformers 5 holds gate_up_proj [E, 2F, H] (rows 0..F gate, F..2F up) and down_proj [E, H, F]. The hub has
-    experts.E.gate_proj.weight [F, H], experts.E.up_proj.weight [F, H], experts.E.down_proj.weight [H, F].
+    experts.E.gate_proj.weight [F, H], experts.E.up_proj.weight [F, H], experts.E.down_proj.weight [H, F]; of Mixtral
+    w1, w3 and w2, in block_sparse_moe.
     """
+    is_mixtral = config.model_type == "mixtral" and case.experts == "each"
+    gate_name, up_name, down_name = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
     stored = {}
     for name, tensor in tensors.items():
+        if is_mixtral:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if case.experts == "each" and name.endswith("experts.gate_up_proj"):
             prefix = name.removesuffix("gate_up_proj")
             for expert, gate_up in enumerate(tensor):
                 gate, up = gate_up.chunk(2, dim=0)
-                stored[f"{prefix}{expert}.gate_proj.weight"] = gate.contiguous().clone()
-                stored[f"{prefix}{expert}.up_proj.weight"] = up.contiguous().clone()
+                stored[f"{prefix}{expert}.{gate_name}.weight"] = gate.contiguous().clone()
+                stored[f"{prefix}{expert}.{up_name}.weight"] = up.contiguous().clone()
         elif case.experts == "each" and name.endswith("experts.down_proj"):
             prefix = name.removesuffix("down_proj")
             for expert, down in enumerate(tensor):
-                stored[f"{prefix}{expert}.down_proj.weight"] = down.contiguous().clone()
+                stored[f"{prefix}{expert}.{down_name}.weight"] = down.contiguous().clone()
         else:
             stored[name] = tensor.detach().contiguous().clone()
     return stored

@@ -231,15 +231,15 @@ impl Yarn {
 
 /// The keys of a configuration that say how positions rotate.
 #[derive(Clone, Copy, Debug)]
-pub struct RopeSettings<'a> {
+pub(crate) struct RopeSettings<'a> {
     /// `rope_theta`.
-    pub theta: Option<f64>,
+    pub(crate) theta: Option<f64>,
     /// `rope_scaling`.
-    pub scaling: Option<&'a RopeKeys>,
+    pub(crate) scaling: Option<&'a RopeKeys>,
     /// `rope_parameters`.
-    pub parameters: Option<&'a RopeKeys>,
+    pub(crate) parameters: Option<&'a RopeKeys>,
     /// `max_position_embeddings`.
-    pub max_position_embeddings: usize,
+    pub(crate) max_position_embeddings: usize,
 }
 
 /// Reads the settings from whichever keys `config` has, or returns every problem.

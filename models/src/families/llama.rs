@@ -4,7 +4,7 @@ use meshgrad_autograd::ModulePath;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::dense::{DenseConfig, DenseKeys};
+use super::llama_like::{LlamaKeys, LlamaLike};
 use crate::attention::Attention;
 
 /// The configuration of a Llama.
@@ -12,7 +12,7 @@ use crate::attention::Attention;
 pub struct LlamaConfig {
     /// What it has in common with other families.
     #[serde(flatten)]
-    pub keys: DenseKeys,
+    pub keys: LlamaKeys,
     /// Whether the projections of attention (q, k, v and o) have a bias. Default false.
     #[serde(default)]
     pub attention_bias: bool,
@@ -24,7 +24,7 @@ pub struct LlamaConfig {
     pub pretraining_tp: usize,
 }
 
-impl DenseConfig for LlamaConfig {
+impl LlamaLike for LlamaConfig {
     const MODEL_TYPE: &'static str = "llama";
     const ARCHITECTURE: &'static str = "LlamaForCausalLM";
     const KEYS: &'static [&'static str] = &["attention_bias", "mlp_bias", "pretraining_tp"];
@@ -41,11 +41,11 @@ impl DenseConfig for LlamaConfig {
         })
     }
 
-    fn keys(&self) -> &DenseKeys {
+    fn keys(&self) -> &LlamaKeys {
         &self.keys
     }
 
-    fn with_keys(self, keys: DenseKeys) -> LlamaConfig {
+    fn with_keys(self, keys: LlamaKeys) -> LlamaConfig {
         LlamaConfig { keys, ..self }
     }
 

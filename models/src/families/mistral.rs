@@ -4,7 +4,7 @@ use meshgrad_autograd::ModulePath;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::dense::{DenseConfig, DenseKeys};
+use super::llama_like::{LlamaKeys, LlamaLike};
 use crate::attention::Attention;
 use crate::config::problems::zero;
 
@@ -13,13 +13,13 @@ use crate::config::problems::zero;
 pub struct MistralConfig {
     /// What it has in common with other families.
     #[serde(flatten)]
-    pub keys: DenseKeys,
+    pub keys: LlamaKeys,
     /// The window of all layers, including the token itself; without one, a token sees all earlier ones.
     #[serde(default)]
     pub sliding_window: Option<usize>,
 }
 
-impl DenseConfig for MistralConfig {
+impl LlamaLike for MistralConfig {
     const MODEL_TYPE: &'static str = "mistral";
     const ARCHITECTURE: &'static str = "MistralForCausalLM";
     const KEYS: &'static [&'static str] = &["sliding_window"];
@@ -38,11 +38,11 @@ impl DenseConfig for MistralConfig {
         })
     }
 
-    fn keys(&self) -> &DenseKeys {
+    fn keys(&self) -> &LlamaKeys {
         &self.keys
     }
 
-    fn with_keys(self, keys: DenseKeys) -> MistralConfig {
+    fn with_keys(self, keys: LlamaKeys) -> MistralConfig {
         MistralConfig { keys, ..self }
     }
 

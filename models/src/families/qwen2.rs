@@ -4,7 +4,7 @@ use meshgrad_autograd::ModulePath;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::dense::{DenseConfig, DenseKeys};
+use super::llama_like::{LlamaKeys, LlamaLike};
 use crate::attention::Attention;
 use crate::config::LayerType;
 use crate::config::problems::zero;
@@ -14,7 +14,7 @@ use crate::config::problems::zero;
 pub struct Qwen2Config {
     /// What it has in common with other families.
     #[serde(flatten)]
-    pub keys: DenseKeys,
+    pub keys: LlamaKeys,
     /// Whether sliding windows are used. Default false.
     #[serde(default)]
     pub use_sliding_window: bool,
@@ -29,7 +29,7 @@ pub struct Qwen2Config {
     pub layer_types: Option<Vec<LayerType>>,
 }
 
-impl DenseConfig for Qwen2Config {
+impl LlamaLike for Qwen2Config {
     const MODEL_TYPE: &'static str = "qwen2";
     const ARCHITECTURE: &'static str = "Qwen2ForCausalLM";
     const KEYS: &'static [&'static str] =
@@ -48,11 +48,11 @@ impl DenseConfig for Qwen2Config {
         })
     }
 
-    fn keys(&self) -> &DenseKeys {
+    fn keys(&self) -> &LlamaKeys {
         &self.keys
     }
 
-    fn with_keys(self, keys: DenseKeys) -> Qwen2Config {
+    fn with_keys(self, keys: LlamaKeys) -> Qwen2Config {
         Qwen2Config { keys, ..self }
     }
 

@@ -49,7 +49,7 @@ down_proj = down_proj
 ";
 
 /// Some folders store tied embeddings twice, which is valid if both are equal.
-const TIED: &str = "
+pub(crate) const TIED: &str = "
 model.embed_tokens.weight = tied(model.embed_tokens.weight, lm_head.weight)
 ";
 

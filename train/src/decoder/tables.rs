@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meshgrad_models::Balance;
-use meshgrad_models::families::{FAMILIES, Family, FamilyConfig, family};
+use meshgrad_models::families::{Family, FamilyConfig, family, model_types};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -48,7 +48,8 @@ const KEYS: &[Meaning] = &[
     ),
     (
         "model.model_type",
-        "`qwen3` or `qwen3_moe`; with `qwen3`, all other keys are unset by default",
+        "`qwen3`, `qwen3_moe`, `llama`, `mistral`, `mixtral` or `qwen2`, which says what other keys there are; with \
+         another one than `qwen3_moe`, they are unset by default",
     ),
     ("model.vocab_size", "size of the vocabulary; unset: the tokenizer's"),
     ("model.hidden_size", "width of the residual stream"),
@@ -64,6 +65,7 @@ const KEYS: &[Meaning] = &[
     ),
     ("model.head_dim", "features per head; unset: `hidden_size / num_attention_heads`"),
     ("model.attention_bias", "biases in the projections of attention; unset: none"),
+    ("model.mlp_bias", "`llama`: only false is supported"),
     ("model.attention_dropout", "only 0 is supported"),
     ("model.hidden_act", "activation of the gate; only `silu`"),
     ("model.rms_norm_eps", "added to the mean square in every norm; unset: 1e-6"),
@@ -90,6 +92,7 @@ const KEYS: &[Meaning] = &[
     ),
     ("model.layer_types", "`qwen3`: `full_attention` or `sliding_attention` for each layer"),
     ("model.num_experts", "experts per sparse layer"),
+    ("model.num_local_experts", "`mixtral`: experts per layer"),
     ("model.num_experts_per_tok", "experts per token"),
     ("model.moe_intermediate_size", "inner width of an expert"),
     (
@@ -102,6 +105,8 @@ const KEYS: &[Meaning] = &[
     ),
     ("model.mlp_only_layers", "layers that are always dense; unset: none"),
     ("model.router_aux_loss_coef", "weight of the load-balancing loss; unset: 0.001"),
+    ("model.router_jitter_noise", "`mixtral`: only 0 is supported"),
+    ("model.pretraining_tp", "`llama`: written to config.json; training ignores it"),
     ("model.output_router_logits", "written to config.json for transformers; training ignores it"),
     ("model.bos_token_id", "written to config.json; training ignores it"),
     ("model.eos_token_id", "written to config.json; training ignores it"),
@@ -273,8 +278,7 @@ fn family_of(table: &Table) -> Result<&'static dyn Family, String> {
         None => return Err("missing field `model_type`".to_owned()),
     };
     family(name).ok_or_else(|| {
-        let known = FAMILIES.iter().flat_map(|it| it.model_types()).map(|it| format!("`{it}`"));
-        let known: Vec<String> = known.collect();
+        let known: Vec<String> = model_types().iter().map(|it| format!("`{it}`")).collect();
         format!("unknown variant `{name}`, expected one of {}", known.join(", "))
     })
 }

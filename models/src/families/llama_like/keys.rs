@@ -1,4 +1,4 @@
-//! The keys that dense families have in common.
+//! The keys that these families have in common.
 
 use meshgrad_autograd::{Init, ModulePath};
 use meshgrad_error::{Error, Kind, Result};
@@ -14,10 +14,10 @@ use crate::layers::RmsNorm;
 use crate::mlp::Mlp;
 use crate::parts::{Ends, Parts};
 
-/// The keys of a dense model whose layers are attention and a gated MLP, each after a norm, with the names of Hugging
-/// Face's config.json. Fields hold the values as written.
+/// The keys that these families have in common, with the names of Hugging Face's config.json. Fields hold the values as
+/// written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DenseKeys {
+pub struct LlamaKeys {
     /// Names the family.
     pub model_type: String,
     /// Rows of the embedding and of the output projection.
@@ -26,7 +26,7 @@ pub struct DenseKeys {
     pub hidden_size: usize,
     /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Inner width of the MLP.
+    /// Inner width of the MLP, or of an expert.
     pub intermediate_size: usize,
     /// Query heads.
     pub num_attention_heads: usize,
@@ -74,7 +74,7 @@ pub struct DenseKeys {
     pub rope_parameters: Option<RopeKeys>,
 }
 
-impl DenseKeys {
+impl LlamaKeys {
     /// Every key, in the order in which they are written.
     pub const KEYS: [&str; 20] = [
         "model_type",
@@ -122,10 +122,10 @@ impl DenseKeys {
     /// transformers read.
     ///
     /// # Errors
-    /// As [`DenseKeys::rope`].
-    pub(crate) fn resolved(&self) -> Result<DenseKeys> {
+    /// As [`LlamaKeys::rope`].
+    pub(crate) fn resolved(&self) -> Result<LlamaKeys> {
         let rope = self.rope()?;
-        Ok(DenseKeys {
+        Ok(LlamaKeys {
             num_key_value_heads: Some(self.num_kv_heads()),
             head_dim: Some(self.head_dim()),
             rope_theta: Some(rope.theta),
@@ -137,7 +137,6 @@ impl DenseKeys {
 
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        checks::check_sizes(&self.sizes(), &mut problems);
         checks::check_padding(self.pad_token_id, self.padding(), &mut problems);
         let numbers =
             [("rms_norm_eps", self.rms_norm_eps), ("initializer_range", self.initializer_range)];
@@ -161,13 +160,15 @@ impl DenseKeys {
         ]
     }
 
-    /// The parts of the model, with the attention that `attention` returns for a path and the number of a layer.
+    /// The parts of the model, with the blocks that `attention` and `feed_forward` return for a path and the number of
+    /// a layer.
     ///
     /// # Errors
-    /// As [`DenseKeys::rope`].
+    /// As [`LlamaKeys::rope`].
     pub(crate) fn parts(
         &self,
         attention: impl Fn(&ModulePath, usize) -> Attention,
+        feed_forward: impl Fn(&ModulePath, usize) -> FeedForward,
     ) -> Result<Parts> {
         let ends = Ends {
             vocab_size: self.vocab_size,
@@ -178,15 +179,14 @@ impl DenseKeys {
             init: self.init(),
         };
         let at = ModulePath::from("model");
-        let (d, f) = (self.hidden_size, self.intermediate_size);
         let layer = |number| {
             let at = at.sub("layers").index(number);
-            let norm = |name: &str| RmsNorm::new(at.sub(name), d, self.rms_norm_eps);
+            let norm = |name: &str| RmsNorm::new(at.sub(name), self.hidden_size, self.rms_norm_eps);
             Layer {
                 input_layernorm: norm("input_layernorm"),
                 self_attn: attention(&at.sub("self_attn"), number),
                 post_attention_layernorm: norm("post_attention_layernorm"),
-                mlp: FeedForward::Dense(Mlp::new(&at.sub("mlp"), d, f, self.init())),
+                mlp: feed_forward(&at.sub("mlp"), number),
             }
         };
         let layers = (0..self.num_hidden_layers).map(layer).collect();
@@ -194,7 +194,7 @@ impl DenseKeys {
     }
 
     /// A plain attention block of these sizes.
-    pub(crate) fn attention(&self, at: &ModulePath) -> Attention {
+    pub fn attention(&self, at: &ModulePath) -> Attention {
         let sizes = AttentionSizes {
             inputs: self.hidden_size,
             heads: self.num_attention_heads,
@@ -204,7 +204,13 @@ impl DenseKeys {
         Attention::new(at, sizes, self.init())
     }
 
-    fn init(&self) -> Init {
+    /// A gated MLP of these sizes.
+    pub fn mlp(&self, at: &ModulePath) -> Mlp {
+        Mlp::new(at, self.hidden_size, self.intermediate_size, self.init())
+    }
+
+    /// The initial value of projections and embeddings.
+    pub fn init(&self) -> Init {
         Init::Normal { std: self.initializer_range }
     }
 
