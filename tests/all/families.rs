@@ -58,9 +58,9 @@ fn families_train_on_ranks_as_on_one() {
         };
         let one = train("one", &[]);
         assert_eq!(one.len(), 3);
-        let has_experts = own.contains("experts");
-        for degree in ["tp", "pp", "dp_shard", "ep"].into_iter().take(3 + usize::from(has_experts))
-        {
+        let degrees = ["tp", "pp", "dp_shard", "cp_shard", "ep"];
+        let count = if own.contains("experts") { 5 } else { 4 };
+        for degree in &degrees[..count] {
             let set = format!("parallel.{degree}=2");
             let of_ranks = train(degree, &["--ranks", "2", "--set", &set]);
             for ((loss, norm), (one_loss, one_norm)) in of_ranks.iter().zip(&one) {
