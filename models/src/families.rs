@@ -52,7 +52,10 @@ static REGISTERED: RwLock<Vec<&'static dyn Family>> = RwLock::new(Vec::new());
 ///     const KEYS: &'static [&'static str] = &[];
 ///
 ///     fn defaults() -> Value {
-///         json!({ "model_type": "normed" })
+///         json!({
+///             "model_type": "normed", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 6,
+///             "num_hidden_layers": 2, "num_attention_heads": 2,
+///         })
 ///     }
 ///
 ///     fn keys(&self) -> &LlamaKeys {
@@ -70,11 +73,8 @@ static REGISTERED: RwLock<Vec<&'static dyn Family>> = RwLock::new(Vec::new());
 ///
 /// # fn main() -> meshgrad_models::Result<()> {
 /// families::register(&LlamaLikeFamily::<Normed>::FAMILY);
-/// let config = families::from_json(
-///     r#"{"model_type": "normed", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 6,
-///         "num_hidden_layers": 2, "num_attention_heads": 2}"#,
-/// )?;
-/// assert_eq!(Decoder::new(&*config)?.params().len(), 3 + 2 * 10);
+/// let config = families::from_json(r#"{"model_type": "normed", "num_hidden_layers": 3}"#)?;
+/// assert_eq!(Decoder::new(&*config)?.params().len(), 3 + 3 * 10);
 /// # Ok(())
 /// # }
 /// ```

@@ -37,7 +37,7 @@ pub trait LlamaLike:
     /// The base of the rotary frequencies that no key sets.
     const THETA: f64 = 10_000.0;
 
-    /// Hugging Face's defaults.
+    /// Hugging Face's defaults, at least of the keys that must be given otherwise.
     fn defaults() -> Value;
 
     /// Gives keys the names that the configuration has.
