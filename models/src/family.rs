@@ -1,6 +1,5 @@
 //! What a family of models must say of itself.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -34,7 +33,7 @@ pub trait Family: Sync {
 }
 
 /// The configuration of a model of some family.
-pub trait FamilyConfig: Any + fmt::Debug + Send + Sync {
+pub trait FamilyConfig: fmt::Debug + Send + Sync {
     /// `model_type`.
     fn model_type(&self) -> &'static str;
 

@@ -2,8 +2,8 @@
 //! transformers uses.
 //!
 //! One parameter may be several tensors of the folder: gate and up are one matrix, and so are all
-//! experts of a layer. A [mapping](crate::families::FamilyConfig::mapping) relates them; reading and writing apply it in opposite
-//! directions. `lora.json` has the shapes of low-rank updates, if the model has any. Parameters may
+//! experts of a layer. A [mapping](crate::families::FamilyConfig::mapping) relates them; reading and writing apply it in
+//! opposite directions. `lora.json` has the shapes of low-rank updates, if the model has any. Parameters may
 //! be on any device except a meta device ([`load`](meshgrad_load)).
 
 pub(crate) mod adapters;

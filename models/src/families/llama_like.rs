@@ -1,4 +1,4 @@
-//! What families have in common whose layers are as those of Llama: attention and a feed-forward block, each after a norm.
+//! Families with the layers of Llama: attention and a feed-forward block, each after a norm.
 
 mod keys;
 
@@ -18,8 +18,7 @@ use super::{Family, FamilyConfig};
 use crate::attention::Attention;
 use crate::config::checks::{self, Size};
 use crate::config::{Problems, json};
-use crate::hf::map::Experts;
-use crate::hf::map::mapping;
+use crate::hf::map::{Experts, mapping};
 use crate::layer::FeedForward;
 use crate::parts::Parts;
 
@@ -104,8 +103,7 @@ impl<C: LlamaLike> Family for LlamaLikeFamily<C> {
         const { &[C::MODEL_TYPE] }
     }
 
-    fn read_json(&self, keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>> {
-        let mut keys = keys;
+    fn read_json(&self, mut keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>> {
         C::rename(&mut keys)?;
         let config: C = json::settings(&known::<C>(), C::defaults(), keys)?;
         let config = with_theta(config);

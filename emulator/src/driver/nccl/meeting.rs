@@ -181,8 +181,8 @@ impl Meeting {
         }
     }
 
-    /// Checks that nobody has written the memory of `member` since its operation has begun. Gives what it sends its
-    /// value back, if that is in place.
+    /// Checks that the memory of `member` has not been written since its operation began. Memory in place, which
+    /// had no value until now, has the one that is sent again.
     fn check_unchanged(
         &self,
         member: usize,

@@ -36,7 +36,8 @@ pub struct LlamaKeys {
     /// Features per head. Default `hidden_size / num_attention_heads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
-    /// Context length that the model was trained for. It is not enforced; scaled positions start from it. Default 32768.
+    /// Context length that the model was trained for. It is not enforced; scaled positions start from it.
+    /// Default 32768.
     #[serde(default = "default_max_position_embeddings")]
     pub max_position_embeddings: usize,
     /// Whether the output projection shares the embedding. Default false.
