@@ -23,9 +23,9 @@ type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 /// are not in the list are not computed.
 ///
 /// The gradient of a parameter with a [`Home`](crate::Home) is reduced over ranks. It has the rows
-/// that this rank keeps, in the shape of [`Home::value`](crate::Home::value). The first
-/// [`Grads::get`] or [`Grads::all`] after the backward passes of a step then communicates: all ranks
-/// call it.
+/// that this rank keeps, in the shape of [`Home::value`](crate::Home::value). Reductions start in the
+/// backward passes ([`Grads::expect_passes`]). The first [`Grads::get`] or [`Grads::all`] after those
+/// of a step completes them: all ranks call it.
 #[derive(Default)]
 pub struct Grads {
     entries: Vec<Entry>,
@@ -37,9 +37,9 @@ pub struct Grads {
     has_passes: bool,
     /// The passes since then.
     passes: usize,
-    /// The passes of a step, if they are not announced by stage; 0 and 1 are the same.
+    /// The passes of a step. The reductions start in the last one, and in any further one.
     expected_passes: usize,
-    /// Whether the last passes of a stage are announced, and not those of all parameters.
+    /// Whether the next pass is one of a stage, so that it reduces only what is announced.
     is_next_of_stage: bool,
     /// The unit whose reduction started last.
     in_flight: Option<usize>,
@@ -347,18 +347,18 @@ impl Grads {
         self.flat.iter().cloned().chain(of_units).collect()
     }
 
-    /// Sets how many backward passes add to the gradients of a step, until it is set again; 1 by default.
-    /// The reductions over ranks of [`Home`](crate::Home)s start in the last one, beside the rest of it.
+    /// Sets how many backward passes each step has; 1 by default. Reductions over ranks start in the
+    /// last one, and run beside the rest of it.
     ///
-    /// Another number of passes gives the same gradients, up to rounding: each further pass is reduced by
-    /// itself, and what no pass has reduced is reduced when the gradients are read.
+    /// With another number of passes, gradients are the same up to rounding: each further pass is
+    /// reduced by itself, and what no pass has reduced is reduced when the gradients are read.
     pub fn expect_passes(&mut self, passes: usize) {
         self.expected_passes = passes;
     }
 
-    /// Announces for which parameters the next backward pass is the last: it is that of a stage of a
-    /// model, and `params` are those of the stage, or none. Other stages have later passes. A unit is
-    /// reduced after the last pass of all its parameters.
+    /// Announces that the next backward pass is that of a stage of a model, and the last one for
+    /// `params`, which may be none. Other stages have later passes. A unit is reduced after the last pass
+    /// of all its parameters.
     pub fn last_pass_of<'p>(&mut self, params: impl IntoIterator<Item = &'p Param>) {
         self.is_next_of_stage = true;
         for param in params {
