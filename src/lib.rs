@@ -59,6 +59,7 @@ pub use meshgrad_train as train;
 
 mod transfer;
 
+pub use meshgrad_comm::ranks;
 pub use meshgrad_train::ranks::checkpoint_ranks;
 pub use transfer::{ShardedModule, transfer_module};
 
@@ -71,7 +72,7 @@ pub mod prelude {
         Buffer, Grads, Init, Module, ModulePath, Param, Result, Save, Seam, Tape, Track, Var,
         checkpoint, ops,
     };
-    pub use crate::comm::{Rank, Redistributor, ranks};
+    pub use crate::comm::{Rank, Redistributor};
     pub use crate::data_parallel::{DataParallel, Strategy};
     pub use crate::mesh::{Mesh, Placement};
     pub use crate::models::layers::{Linear, RmsNorm};
@@ -79,6 +80,7 @@ pub mod prelude {
         Compute, Decoder, Generate, IGNORE_INDEX, Loss, Model, ModelParallelism, ModelPlan,
         TokenBatch,
     };
+    pub use crate::ranks;
     pub use crate::runtime::ops::{AttentionMask, RopeStyle};
     pub use crate::runtime::{DType, Device, Error, Tensor};
     pub use crate::train::config::{Config, OptimizerConfig};
@@ -97,7 +99,7 @@ struct FromOthers;
 #[doc = include_str!("../docs/from-d9d.md")]
 struct FromD9d;
 
-/// Compiles the README's model as it stands there.
+/// Compiles and runs the README's example.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
