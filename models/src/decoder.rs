@@ -565,7 +565,7 @@ impl Generate for Decoder {
         let tokens = ids_bt.global_extent(-1)?;
         let sequences = cache.begin(tokens)?;
         let at = self.positions(&places(ids_bt, cache.len())?, ids_bt, sequences)?;
-        let compute = Compute { dtype, checkpointing: false };
+        let compute = Compute::new(dtype);
         let stream = match input {
             Some(stream) => stream,
             None => self.embed(ids_bt, compute)?,

@@ -5,7 +5,7 @@ use meshgrad_mesh::Mesh;
 use meshgrad_runtime::{DType, Device};
 
 use crate::assert_error;
-use crate::laws::{Net, numbers};
+use crate::laws::{Net, bits, numbers};
 
 #[test]
 fn an_op_without_backward_is_an_error() {
@@ -49,12 +49,12 @@ fn values_of_another_tape_are_errors() {
     assert_error(in_local(), ", but `local` is running: inside");
     let (z, other) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let mut grads = Grads::new(&net.params()).unwrap();
-    let stale = other.backward(&[(&y, net.input(2))], &mut grads);
+    let stale = other.backward_from(&[(&y, net.input(2))], &mut grads);
     assert_error(stale, ", but backward runs on tape ");
     drop((z, x));
 
     let constant = Var::constant(net.input(1));
-    let untracked = tape.backward(&[(&constant, net.input(1))], &mut grads);
+    let untracked = tape.backward_from(&[(&constant, net.input(1))], &mut grads);
     assert_error(untracked, "backward root of shape ");
 }
 
@@ -75,8 +75,29 @@ fn gradients_of_another_shape_are_errors() {
     let net = Net::new();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let dy = numbers(&net.device, &[4, 5], 1);
-    let found = tape.backward(&[(&y, dy)], &mut Grads::default());
+    let found = tape.backward_from(&[(&y, dy)], &mut Grads::default());
     assert_error(found, "both must have the same dtype and shape");
+}
+
+/// Backward from a loss is backward from a root with the gradient 1. A loss has one element.
+#[test]
+fn a_loss_is_a_root_of_one_element() {
+    let net = Net::new();
+    let forward = || net.forward(&Var::input(net.input(1)));
+    let record = || Tape::record(|| ops::sum(&forward()?, &[0, 1])).unwrap();
+
+    let (loss, tape) = record();
+    let mut of_loss = Grads::new(&net.params()).unwrap();
+    tape.backward(&loss, &mut of_loss).unwrap();
+    let (loss, tape) = record();
+    let one = ops::full(&net.device, &[], DType::F32, 1.0).unwrap();
+    let mut of_root = Grads::new(&net.params()).unwrap();
+    tape.backward_from(&[(&loss, one)], &mut of_root).unwrap();
+    assert_eq!(bits(&mut of_loss), bits(&mut of_root));
+
+    let (y, tape) = Tape::record(forward).unwrap();
+    let found = tape.backward(&y, &mut Grads::default());
+    assert_error(found, "a loss has one element, but this one has shape [4, 6]");
 }
 
 /// An op that returns a gradient of a different shape than its input's is an error.
@@ -91,6 +112,6 @@ fn an_op_whose_gradient_has_another_shape_is_an_error() {
         copy.tracked([&x], move |_, [dx]| dx.add(|| Ok(wrong.clone())))
     })
     .unwrap();
-    let found = tape.backward(&[(&y, net.input(2))], &mut Grads::default());
+    let found = tape.backward_from(&[(&y, net.input(2))], &mut Grads::default());
     assert_error(found, "both must have the same dtype and shape");
 }

@@ -8,9 +8,9 @@ use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_data_parallel::Strategy;
 use meshgrad_mesh::{Hosts, Link, LinkCosts};
 
-use crate::homes::cases::{Case, DP3, fsdp};
+use crate::homes::cases::{Case, DP3, fsdp, replicate};
 use crate::homes::paced::{Pace, PacedConnector};
-use crate::homes::step::{Result, divided, optimizer, passes};
+use crate::homes::step::{PASSES, Result, divided, optimizer, passes};
 
 /// Many layers and a small vocabulary. What surrounds the layers, whose first gather nothing can
 /// hide, has a small part of the parameters, as in large models.
@@ -101,4 +101,17 @@ fn a_large_table_is_gathered_once_per_step() {
         with
     });
     assert!(once * 2 < each_use, "{once:?} and {each_use:?}");
+}
+
+/// A loop that announces nothing reduces beside each backward pass, and one that announces its passes beside the last.
+/// If it announces more than it runs, the reductions start when gradients are read, and nothing hides them.
+#[test]
+fn reductions_overlap_with_backward() {
+    let case = Case::new("replicated", MODEL, DP3, replicate).even();
+    let [plain, counted, late] =
+        [None, Some(PASSES), Some(PASSES + 1)].map(|passes| exposed_of(&case.expecting(passes)));
+    println!(
+        "exposed per step: {plain:?}, {counted:?} if passes are announced, {late:?} if too many are"
+    );
+    assert!(plain.max(counted) * 4 <= late, "{plain:?}, {counted:?}, {late:?}");
 }
