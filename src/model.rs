@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use meshgrad::ckpt::Committed;
-use meshgrad::models::Decoder;
+use meshgrad::models::{Decoder, hf};
 use meshgrad::runtime::Device;
 use meshgrad::train;
 use meshgrad::train::checkpoint::{self, ReadOptions};
@@ -44,7 +44,7 @@ pub(crate) fn open(
         let Some(checkpoint) = sealed else {
             return Ok(Opened {
                 model: decoder::load(folder, device, options)?,
-                folder: folder.to_owned(),
+                folder: text_folder(folder),
                 is_averaged: false,
             });
         };
@@ -53,8 +53,16 @@ pub(crate) fn open(
         if is_averaged {
             checkpoint::load_averages(checkpoint, &model, options)?;
         }
-        Ok(Opened { model, folder: folder.to_owned(), is_averaged })
+        Ok(Opened { model, folder: text_folder(folder), is_averaged })
     })
+}
+
+/// The folder with the tokenizer of the model in `folder`: that of its weights if an adapter has none.
+fn text_folder(folder: &Path) -> PathBuf {
+    match (folder.join("tokenizer.json").exists(), hf::base_folder(folder)) {
+        (false, Ok(base)) => base,
+        _ => folder.to_owned(),
+    }
 }
 
 /// Calls `load` for the folder at `path`; if that is a run, for its newest intact checkpoint.

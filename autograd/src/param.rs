@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use meshgrad_error::bail;
 use meshgrad_mesh::Sharding;
@@ -20,6 +20,8 @@ struct Inner {
     id: ParamId,
     name: String,
     spec: Spec,
+    /// Set by [`Param::store_as`].
+    stored: OnceLock<Spec>,
     frozen: AtomicBool,
     state: RwLock<State>,
 }
@@ -54,6 +56,7 @@ impl Param {
             id,
             name: name.into(),
             spec,
+            stored: OnceLock::new(),
             frozen: AtomicBool::new(false),
             state: RwLock::default(),
         }))
@@ -71,12 +74,35 @@ impl Param {
 
     /// Its specification.
     pub fn spec(&self) -> &Spec {
-        &self.0.spec
+        self.0.stored.get().unwrap_or(&self.0.spec)
+    }
+
+    /// Sets the dtype of its value before it has one. A frozen parameter that is stored in the dtype of
+    /// the computation needs no copy in it.
+    ///
+    /// # Errors
+    /// When it has a value or a home, or another dtype was set before.
+    pub fn store_as(&self, dtype: DType) -> Result<()> {
+        let (now, state) = (self.spec().dtype, self.read());
+        if now == dtype {
+            return Ok(());
+        }
+        let spec = Spec { dtype, ..self.0.spec.clone() };
+        let is_new = state.value.is_none() && state.home.is_none();
+        if !is_new || self.0.stored.set(spec).is_err() {
+            bail!(
+                Invalid,
+                "`{}` is stored as {now} and cannot be stored as {dtype}: set the dtype once, before \
+                 `materialize` or loading",
+                self.name()
+            );
+        }
+        Ok(())
     }
 
     /// Its shape; the global one, if it is sharded.
     pub fn shape(&self) -> &Shape {
-        &self.0.spec.shape
+        &self.spec().shape
     }
 
     /// Its shape, and the shards that this rank has.
@@ -115,7 +141,7 @@ impl Param {
 
     /// The dtype of its gradient.
     pub fn gradient_dtype(&self) -> DType {
-        self.0.spec.dtype.accumulator()
+        self.spec().dtype.accumulator()
     }
 
     /// Excludes it from training: its variables become constants, and [`Module::trained`] leaves it

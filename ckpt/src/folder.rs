@@ -86,13 +86,25 @@ impl Folder {
                  convert`",
                 path.display()
             ),
-            (Some(file), None) => Folder::of_file(path, &confined, file),
+            (Some(file), None) => Folder::of_file(path, &confined, SINGLE_FILE, file),
             (single, Some(index)) => Folder::of_index(path, &confined, index, single.is_some()),
         }
     }
 
-    fn of_file(path: PathBuf, confined: &ConfinedFolder, file: File) -> Result<Folder> {
-        let file = TensorFile::of(confined.path_of(SINGLE_FILE), file)?;
+    /// Opens the file `name` of a folder, such as that of an adapter, as [`Folder::open_with`] does;
+    /// `None` if there is no such file.
+    ///
+    /// # Errors
+    /// As [`Folder::open_with`].
+    pub fn open_single(path: impl AsRef<Path>, name: &str, links: Links) -> Result<Option<Folder>> {
+        let path = path.as_ref().to_owned();
+        let confined = ConfinedFolder::new(&path, links)?;
+        let file = confined.open(name)?;
+        file.map(|file| Folder::of_file(path, &confined, name, file)).transpose()
+    }
+
+    fn of_file(path: PathBuf, confined: &ConfinedFolder, name: &str, file: File) -> Result<Folder> {
+        let file = TensorFile::of(confined.path_of(name), file)?;
         Ok(Folder {
             path,
             locations: (0..file.tensors().len()).map(|at| (0, at)).collect(),

@@ -74,7 +74,7 @@ impl FolderWriter {
     }
 
     /// Writes all files to `folder`, a path below the staging folder; "" for the staging folder
-    /// itself.
+    /// itself. A path that ends in `.safetensors` is that of a single file.
     ///
     /// `data` is called once per tensor, file after file, and must append exactly the tensor's
     /// bytes.
@@ -98,12 +98,20 @@ impl FolderWriter {
     /// # Errors
     /// When a header is too large for the format.
     pub fn layout(&self, folder: &str) -> Result<FolderLayout> {
-        let shards = split(&self.tensors, self.max_shard_bytes);
+        let (folder, name) = match folder.ends_with(".safetensors") {
+            true => folder.rsplit_once('/').unwrap_or(("", folder)),
+            false => (folder, ""),
+        };
+        let shards = match name {
+            "" => split(&self.tensors, self.max_shard_bytes),
+            _ => vec![self.tensors.iter().collect()],
+        };
         let count = shards.len();
 
         let mut files = Vec::with_capacity(count);
         for (at, tensors) in shards.into_iter().enumerate() {
             let name = match count {
+                1 if !name.is_empty() => name.to_owned(),
                 1 => SINGLE_FILE.to_owned(),
                 _ => format!("model-{:05}-of-{count:05}.safetensors", at + 1),
             };

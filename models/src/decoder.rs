@@ -20,9 +20,9 @@ use crate::attention::{Positions, Rotary};
 use crate::cache::Cache;
 use crate::ends::{Embedding, Head, sharded_like};
 use crate::family::{FamilyConfig, json_of_f32};
-use crate::hf::{Experts, adapters};
+use crate::hf::Experts;
 use crate::layer::{FeedForward, Layer};
-use crate::layers::Linear;
+use crate::lora::{Lora, LoraConfig, LoraSlot, fill_targets};
 use crate::model::{Compute, Decoded, Flow, Generate, Loss, Metrics, Model, TokenBatch};
 pub use crate::moe::balance::{Balance, Balancing};
 use crate::moe::balance::{PooledRouting, expert_metrics, update_router_bias};
@@ -58,6 +58,8 @@ pub struct Decoder {
     whole: Arc<Whole>,
     #[module(skip)]
     companions: Vec<(String, String)>,
+    #[module(skip)]
+    adapter: Option<Arc<LoraConfig>>,
 }
 
 /// What flows from one stage of a model to the next.
@@ -102,6 +104,7 @@ impl Decoder {
             rotary,
             whole,
             companions: Vec::new(),
+            adapter: None,
         })
     }
 
@@ -134,6 +137,62 @@ impl Decoder {
     pub fn with_companions(mut self, files: Vec<(String, String)>) -> Decoder {
         self.companions = files;
         self
+    }
+
+    /// Freezes the model, and adds a [`Lora`] to each projection that `config` names. Their
+    /// parameters have no values yet. Clones made before have none.
+    ///
+    /// # Errors
+    /// When the model has an adapter, the configuration is invalid or a target matches no projection.
+    pub fn add_adapter(&mut self, config: &LoraConfig) -> Result<()> {
+        ensure!(self.adapter.is_none(), Invalid, "the model has an adapter; merge it first");
+        self.freeze();
+        let targets = fill_targets(self.lora_slots(), config)?;
+        self.set_adapter(config, targets);
+        Ok(())
+    }
+
+    /// Stores the frozen parameters in `dtype` before they have values, except routers, which compute in f32.
+    /// Training in `dtype` then needs no other copy of them.
+    ///
+    /// # Errors
+    /// As [`Param::store_as`](meshgrad_autograd::Param::store_as).
+    pub fn store_frozen_as(&self, dtype: DType) -> Result<()> {
+        let routers: Vec<&str> = self.sparse_blocks().map(|moe| moe.router.gate.name()).collect();
+        let params = self.params().into_iter().filter(|param| param.is_frozen());
+        let mut params = params.filter(|param| !routers.contains(&param.name()));
+        params.try_for_each(|param| param.store_as(dtype))
+    }
+
+    /// States that updates of the projections `targets` have been added.
+    pub(crate) fn set_adapter(&mut self, config: &LoraConfig, targets: Vec<String>) {
+        self.adapter = Some(Arc::new(LoraConfig { targets, ..config.clone() }));
+    }
+
+    /// Adds the updates of its adapter to the weights, and removes them. Clones made before keep theirs and share
+    /// the weights, so they would count the updates twice. Parameters stay frozen.
+    ///
+    /// # Errors
+    /// When a parameter has no value.
+    pub fn merge_adapter(&mut self) -> Result<()> {
+        self.adapter = None;
+        for layer in &mut self.layers {
+            layer.merge_loras()?;
+        }
+        Ok(())
+    }
+
+    /// Removes its adapter without merging it.
+    #[must_use]
+    pub fn without_adapter(mut self) -> Decoder {
+        self.adapter = None;
+        self.lora_slots().into_iter().for_each(|slot| *slot.lora = None);
+        self
+    }
+
+    /// Its places for low-rank updates.
+    pub(crate) fn lora_slots(&mut self) -> Vec<LoraSlot<'_>> {
+        self.layers.iter_mut().flat_map(Layer::lora_slots).collect()
     }
 
     /// Adds a bias to every router, as [`Moe::add_router_bias`]. Materialize it with
@@ -305,32 +364,9 @@ impl Decoder {
         })
     }
 
-    /// The projections that are a [`Linear`], in the order of their layers.
-    pub fn projections(&self) -> impl Iterator<Item = &Linear> {
-        self.layers.iter().flat_map(|layer| {
-            let of_attention = &layer.self_attn;
-            let of_mlp = match &layer.mlp {
-                FeedForward::Dense(mlp) => Some(&mlp.down_proj),
-                FeedForward::Sparse(_) => None,
-            };
-            let [q, k] = [&of_attention.q_proj, &of_attention.k_proj];
-            let [v, o] = [&of_attention.v_proj, &of_attention.o_proj];
-            [q, k, v, o].into_iter().chain(of_mlp)
-        })
-    }
-
-    /// As [`Decoder::projections`], but mutable, for example to add a [`Lora`](crate::lora::Lora).
-    pub fn projections_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
-        self.layers.iter_mut().flat_map(|layer| {
-            let of_attention = &mut layer.self_attn;
-            let of_mlp = match &mut layer.mlp {
-                FeedForward::Dense(mlp) => Some(&mut mlp.down_proj),
-                FeedForward::Sparse(_) => None,
-            };
-            let [q, k] = [&mut of_attention.q_proj, &mut of_attention.k_proj];
-            let [v, o] = [&mut of_attention.v_proj, &mut of_attention.o_proj];
-            [q, k, v, o].into_iter().chain(of_mlp)
-        })
+    /// The low-rank updates of its adapter.
+    pub fn loras_mut(&mut self) -> impl Iterator<Item = &mut Lora> {
+        self.lora_slots().into_iter().filter_map(|slot| slot.lora.as_mut())
     }
 
     /// The positions of a batch, and which keys its tokens see.
@@ -414,7 +450,6 @@ impl Model for Decoder {
         }
         part.embedding = part.embedding.filter(|_| stages.iter().any(|it| it.is_first));
         part.head = part.head.filter(|_| stages.iter().any(|it| it.is_last));
-        part.companions = self.files()?.split_off(1); // also of adapters that the part lacks
         Ok(part)
     }
 
@@ -486,14 +521,14 @@ impl Model for Decoder {
         self.config().mapping(Experts::OneByOne, false)
     }
 
+    fn adapter(&self) -> Option<&LoraConfig> {
+        self.adapter.as_deref()
+    }
+
     fn files(&self) -> Result<Vec<(String, String)>> {
         let config = ("config.json".into(), json_of_f32(self.config())?);
-        let adapters = adapters::written(self.projections())
-            .map_err(|error| error!(Invalid, "{error}").caused_by(error))?;
-        let is_kept = self.companions.iter().any(|(name, _)| name == adapters::FILE);
-        let adapters = adapters.filter(|_| !is_kept).map(|text| (adapters::FILE.into(), text));
         let companions = self.companions.iter().cloned();
-        Ok(std::iter::once(config).chain(adapters).chain(companions).collect())
+        Ok(std::iter::once(config).chain(companions).collect())
     }
 
     fn title(&self) -> String {

@@ -3,7 +3,7 @@
 //!
 //! One parameter may be several tensors of the folder: gate and up are one matrix, and so are all
 //! experts of a layer. A [mapping](crate::families::FamilyConfig::mapping) relates them; reading and writing apply it in
-//! opposite directions. `lora.json` has the shapes of low-rank updates, if the model has any. Parameters may
+//! opposite directions. An adapter is read and written as PEFT does. Parameters may
 //! be on any device except a meta device ([`load`](meshgrad_load)).
 
 pub(crate) mod adapters;
@@ -19,9 +19,12 @@ use meshgrad_error::Result;
 
 use crate::folder::unreadable;
 
-pub use adapters::{FILE as ADAPTERS, adapters};
+pub use adapters::{
+    ADAPTER_CONFIG, ADAPTER_FILE, add_adapter, all_files, base_folder, fill_adapter, read_adapter,
+    stored_parts,
+};
 pub use companions::companions;
-pub use loader::{Filled, Loaded, Loader, add_adapters, ignored_note, load, read_config};
+pub use loader::{Filled, Loaded, Loader, ignored_note, load, read_config};
 pub use map::Experts;
 pub use save::{add_model, add_shards};
 

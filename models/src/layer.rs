@@ -7,7 +7,8 @@ use meshgrad_runtime::Tensor;
 
 use crate::attention::{Attention, Positions};
 use crate::cache::LayerCache;
-use crate::layers::RmsNorm;
+use crate::layers::{Linear, RmsNorm};
+use crate::lora::LoraSlot;
 use crate::mlp::Mlp;
 use crate::moe::{Moe, Routing};
 use crate::residual::Residual;
@@ -55,6 +56,36 @@ impl Layer {
         let x = (x + attention.forward(&self.input_layernorm.of(x)?, at, cache)?)?;
         let (y, routing) = self.mlp.forward(&self.post_attention_layernorm.of(&x)?, replayed)?;
         Ok(((&x + y)?, routing))
+    }
+
+    /// Its places for low-rank updates.
+    pub(crate) fn lora_slots(&mut self) -> Vec<LoraSlot<'_>> {
+        let attention = &mut self.self_attn;
+        let of_attention = [
+            &mut attention.q_proj,
+            &mut attention.k_proj,
+            &mut attention.v_proj,
+            &mut attention.o_proj,
+        ];
+        let slots = of_attention.map(Linear::lora_slot).into_iter();
+        let mlp = match &mut self.mlp {
+            FeedForward::Dense(mlp) => Some(mlp),
+            FeedForward::Sparse(moe) => moe.shared.as_mut(),
+        };
+        slots.chain(mlp.into_iter().flat_map(Mlp::lora_slots)).collect()
+    }
+
+    /// Adds low-rank updates to the weights, and removes them.
+    pub(crate) fn merge_loras(&mut self) -> Result<()> {
+        let attention = &mut self.self_attn;
+        attention.q_proj.merge_lora()?;
+        attention.k_proj.merge_lora()?;
+        attention.v_proj.merge_lora()?;
+        attention.o_proj.merge_lora()?;
+        match &mut self.mlp {
+            FeedForward::Dense(mlp) => mlp.merge_loras(),
+            FeedForward::Sparse(moe) => moe.shared.as_mut().map_or(Ok(()), Mlp::merge_loras),
+        }
     }
 
     /// As [`Layer::forward`], saving only `x_btd` for backward.

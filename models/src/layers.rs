@@ -4,7 +4,7 @@ use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Seam, Var, ops}
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::RopeStyle;
 
-use crate::lora::Lora;
+use crate::lora::{Lora, LoraSlot};
 
 /// y = x w^T, plus a bias and a low-rank update if it has them.
 #[derive(Clone, Module)]
@@ -61,6 +61,12 @@ impl Linear {
         self.lora = Some(Lora::new(&self.path, inputs, outputs, rank, alpha));
     }
 
+    /// Its place for a low-rank update.
+    pub(crate) fn lora_slot(&mut self) -> LoraSlot<'_> {
+        let [outputs, inputs] = [0, 1].map(|dim| self.weight.shape()[dim]);
+        LoraSlot { path: self.path.clone(), inputs, outputs, lora: &mut self.lora }
+    }
+
     /// Adds the update of the [`Lora`] to the weight, and removes the [`Lora`]. Earlier clones keep
     /// their [`Lora`] and share the weight, so they would count the update twice.
     ///
@@ -70,8 +76,7 @@ impl Linear {
         let Some(lora) = &self.lora else {
             return Ok(());
         };
-        let update = ops::cast(&lora.matrix()?, self.weight.spec().dtype)?;
-        self.weight.set(&(&self.weight.value()? + &update)?)?;
+        self.weight.set(&lora.merged(&self.weight.value()?)?)?;
         self.lora = None;
         Ok(())
     }

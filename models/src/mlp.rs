@@ -7,6 +7,7 @@ use meshgrad_mesh::Sharding;
 use meshgrad_runtime::DType;
 
 use crate::layers::Linear;
+use crate::lora::{Lora, LoraSlot};
 
 /// down(silu(gate(x)) * up(x)), with gate and up in one matrix.
 #[derive(Clone, Module)]
@@ -16,6 +17,8 @@ pub struct Mlp {
     pub input: Seam,
     /// [2, f, d]: gate, then up.
     pub gate_up_proj: Param,
+    /// Low-rank updates of the gate and of up.
+    pub gate_up_loras: [Option<Lora>; 2],
     /// From f to d features.
     pub down_proj: Linear,
     /// After `down_proj`.
@@ -28,6 +31,7 @@ impl Mlp {
         Mlp {
             input: Seam::new(at.sub("input")),
             gate_up_proj: Param::new(at.sub("gate_up_proj.weight"), [2, f, d], init),
+            gate_up_loras: [None, None],
             down_proj: Linear::new(at.sub("down_proj"), f, d).init(init),
             output: Seam::new(at.sub("output")),
         }
@@ -35,7 +39,9 @@ impl Mlp {
 
     /// The weights for [`Mlp::of_rank`], in `dtype`: if they are whole, and nothing is added to them.
     pub(crate) fn whole_weights(&self, dtype: DType) -> Result<Option<[Var; 2]>> {
-        if self.down_proj.lora.is_some() || self.down_proj.bias.is_some() {
+        let has_loras =
+            self.gate_up_loras.iter().chain([&self.down_proj.lora]).any(Option::is_some);
+        if has_loras || self.down_proj.bias.is_some() {
             return Ok(None);
         }
         let weights = [&self.gate_up_proj, &self.down_proj.weight].map(|it| it.var_as(dtype));
@@ -57,8 +63,66 @@ impl Mlp {
     /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let gate_up = ops::merge_first(&self.gate_up_proj.var_as(x.dtype())?)?;
-        let [gate_up] = self.input.redistribute_linear(x, [&gate_up])?;
-        let inside = ops::swiglu(&ops::chunk(&gate_up, 2)?)?;
-        self.down_proj.forward_before(&inside, &self.output)
+        let gate_up = match self.gate_up_loras.iter().any(Option::is_some) {
+            false => {
+                let [gate_up] = self.input.redistribute_linear(x, [&gate_up])?;
+                ops::chunk(&gate_up, 2)?
+            }
+            true => {
+                let x = self.input.redistribute(x)?;
+                self.with_loras(&x, ops::chunk(&ops::linear(&x, &gate_up)?, 2)?)?
+            }
+        };
+        self.down_proj.forward_before(&ops::swiglu(&gate_up)?, &self.output)
+    }
+
+    /// Adds the low-rank updates of `x` to the results `gate_up`, [.., 2, f].
+    fn with_loras(&self, x: &Var, gate_up: Var) -> Result<Var> {
+        let mut shape = gate_up.global_shape().to_vec();
+        let dim = shape.len() - 2;
+        shape[dim] = 1;
+        let mut halves = Vec::new();
+        for (at, lora) in self.gate_up_loras.iter().enumerate() {
+            let half = ops::slice(&gate_up, dim as isize, at..at + 1)?;
+            halves.push(match lora {
+                Some(lora) => ops::add(&half, &ops::reshape(&lora.forward(x)?, &shape)?)?,
+                None => half,
+            });
+        }
+        ops::concat(&halves.iter().collect::<Vec<_>>(), dim as isize)
+    }
+
+    /// Adds the low-rank updates to the weights, and removes them.
+    ///
+    /// # Errors
+    /// When a parameter has no value.
+    pub fn merge_loras(&mut self) -> Result<()> {
+        self.down_proj.merge_lora()?;
+        if self.gate_up_loras.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let merged = self.gate_up_proj.value()?;
+        let mut halves = ops::split(&merged, &[1, 1], 0)?;
+        for (half, lora) in halves.iter_mut().zip(&mut self.gate_up_loras) {
+            if let Some(lora) = lora.take() {
+                let [_, f, d] = half.global_shape()[..] else {
+                    unreachable!("a gate_up_proj has three dims")
+                };
+                let merged = lora.merged(&ops::reshape(half, &[f, d])?)?;
+                *half = ops::reshape(&merged, &[1, f, d])?;
+            }
+        }
+        self.gate_up_proj.set(&ops::concat(&[&halves[0], &halves[1]], 0)?)
+    }
+
+    /// Its places for low-rank updates.
+    pub(crate) fn lora_slots(&mut self) -> Vec<LoraSlot<'_>> {
+        let at = self.gate_up_proj.name().trim_end_matches(".gate_up_proj.weight");
+        let at = ModulePath::from(at);
+        let [outputs, inputs] = [1, 2].map(|dim| self.gate_up_proj.shape()[dim]);
+        let halves = self.gate_up_loras.iter_mut().zip(["gate_proj", "up_proj"]);
+        let halves =
+            halves.map(|(lora, name)| LoraSlot { path: at.sub(name), inputs, outputs, lora });
+        halves.chain([self.down_proj.lora_slot()]).collect()
     }
 }

@@ -5,6 +5,7 @@ use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_error::{bail, ensure};
 use meshgrad_runtime::{DType, Device, Tensor};
 
+use crate::lora::LoraConfig;
 use crate::plan::does_not_fit;
 use crate::stage::Stage;
 use crate::{ModelParallelism, ModelPlan, folder};
@@ -164,6 +165,12 @@ pub trait Model: Module {
     /// When the mapping is invalid.
     fn stored_as(&self) -> Result<Mapping> {
         folder::by_name()
+    }
+
+    /// Its adapter, which is stored as PEFT does, beside the parameters that it updates or without them
+    /// ([`hf::stored_parts`](crate::hf::stored_parts)).
+    fn adapter(&self) -> Option<&LoraConfig> {
+        None
     }
 
     /// Text files that are stored with the parameters, such as config.json: name and content.

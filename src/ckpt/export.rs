@@ -1,6 +1,5 @@
 //! `meshgrad ckpt export`: exports a checkpoint of a run as a Hugging Face folder.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::ensure;
@@ -12,6 +11,7 @@ use super::arguments::{LinkArguments, mapping_errors};
 use super::convert::Conversion;
 use super::destination::FloatType;
 use super::interrupt::Interrupt;
+use super::merge::Adapter;
 use super::size::ByteSize;
 use super::source::Source;
 use super::stream::Limits;
@@ -53,16 +53,20 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
          `meshgrad ckpt convert`",
         display_path(folder)
     );
+    let adapter = Adapter::of(folder)?;
     ensure!(
-        folder.join("config.json").is_file(),
+        adapter.is_some() || folder.join("config.json").is_file(),
         "{} has no config.json, so the export could not be loaded; to copy only the weights, use \
          `meshgrad ckpt convert`",
         display_path(folder)
     );
+    let is_averaged = checkpoint::has_averages(folder) && !arguments.raw;
     let weights = match (checkpoint::has_averages(folder), arguments.raw) {
         (false, _) => None,
         (true, false) => {
-            source = source.overlaid(checkpoint::AVERAGES)?;
+            if adapter.is_none() {
+                source = source.overlaid(checkpoint::AVERAGES)?;
+            }
             Some("averages of the run; --raw exports those that training continues from")
         }
         (true, true) => Some("those that training continues from, not their averages"),
@@ -73,14 +77,21 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
             display_path(folder)
         ));
     }
-    let adapters = hf::adapters(folder)?;
-    let mapping = merging(&adapters)?;
+    let links = arguments.links.links();
+    let (mut mapping, mut merged) = (Mapping::identity(), None);
+    if let Some(adapter) = &adapter {
+        let warnings = std::mem::take(&mut source.warnings);
+        source = adapter.over(&adapter.base(None)?, is_averaged, links)?;
+        source.warnings.extend(warnings);
+        mapping = adapter.mapping(&source, 1.0, Some(arguments.dtype))?;
+        merged = Some(adapter.count(&source));
+    }
     let conversion = Conversion {
         source: &source,
         mapping: &mapping,
         allowed_problems: AllowedProblems::none(),
         dtype: Some(arguments.dtype),
-        left_out: (!adapters.is_empty()).then_some(hf::ADAPTERS),
+        left_out: adapter.is_some().then_some(hf::ADAPTER_CONFIG),
         destination: &arguments.hf,
         max_shard: arguments.max_shard,
         limits: Limits { interrupt: Interrupt::listen()?, budget: arguments.budget, threads },
@@ -90,21 +101,9 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
         Err(report) => return mapping_errors(folder, &None, &report, arguments.json),
     };
     report.weights = weights.map(str::to_owned);
-    report.merged = Some(adapters.len() as u64).filter(|merged| *merged > 0);
+    report.merged = merged;
     if arguments.json {
         return Answer::json(&report, 0);
     }
     Ok(report.answer())
-}
-
-/// The map that merges these low-rank updates, by the paths of their projections with their scales,
-/// and keeps all other tensors. Checkpoints already use the names of the hub.
-fn merging(adapters: &BTreeMap<String, f64>) -> anyhow::Result<Mapping> {
-    let rule = |(path, scale): (&String, &f64)| {
-        let [weight, a, b] =
-            ["weight", "lora_A.weight", "lora_B.weight"].map(|name| format!("\"{path}.{name}\""));
-        format!("{weight} = lora({weight}, {a}, {b}, scale={scale:?})\n")
-    };
-    let rules: String = adapters.iter().map(rule).collect();
-    Ok(Mapping::parse(&(rules + "{rest:path} = {rest:path}"))?)
 }

@@ -16,6 +16,7 @@ mod fold;
 mod gc;
 mod inspect;
 mod interrupt;
+mod merge;
 mod overflow;
 mod plan;
 mod reshard;
@@ -54,6 +55,10 @@ enum CkptCommand {
     Convert(convert::ConvertArguments),
     /// Export a checkpoint as a Hugging Face folder.
     Export(export::ExportArguments),
+    /// Add an adapter to the weights that it updates, as a plain model.
+    Merge(merge::MergeArguments),
+    /// Subtract an adapter from a merged model.
+    Unmerge(merge::UnmergeArguments),
     /// Split a model into one folder per rank, change the split, or merge the folders.
     Reshard(reshard::ReshardArguments),
     /// Time loads and saves on this machine against plain reads and writes.
@@ -78,6 +83,8 @@ pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
         CkptCommand::Plan(arguments) => (plan::plan(arguments, threads), 1),
         CkptCommand::Convert(arguments) => (convert::convert(arguments, threads), 1),
         CkptCommand::Export(arguments) => (export::export(arguments, threads), 1),
+        CkptCommand::Merge(arguments) => (merge::merge(arguments, threads), 1),
+        CkptCommand::Unmerge(arguments) => (merge::unmerge(arguments, threads), 1),
         CkptCommand::Reshard(arguments) => (reshard::reshard(arguments, threads), 1),
         CkptCommand::Bench(arguments) => (bench::bench(arguments, threads), 1),
         CkptCommand::Gc(arguments) => (gc::gc(arguments), 1),

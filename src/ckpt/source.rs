@@ -17,6 +17,8 @@ use meshgrad::ckpt::{
     scan,
 };
 
+use meshgrad::models::hf::ADAPTER_FILE;
+
 use super::beside::beside_torch;
 use super::size;
 use crate::table::{display_path, printable};
@@ -65,7 +67,7 @@ impl Source {
             return Ok(Source::new(Folder::open_file(path)?, checkpoint, damage));
         }
         let (checkpoint, damage) = manifest_of(path)?;
-        match Folder::open_with(path, links) {
+        match open_folder(path, links) {
             Ok(folder) => Ok(Source::new(folder, checkpoint, damage)),
             Err(error) if error.kind() == Kind::Missing => match torch::open(path, links)? {
                 Some(model) => {
@@ -132,6 +134,48 @@ impl Source {
             assembly.add(&spec.name, &spec.shape, vec![part])?;
         }
         Ok(Source { store: Store::InParts(assembly), ..self })
+    }
+
+    /// The weights of the folder `self`, with the matrices of the adapter in the folder `adapter` under the paths
+    /// of their projections. Tensors of the subfolder `over` of the adapter replace those of the same names.
+    pub(super) fn with_adapter(self, adapter: &Path, over: Option<&str>) -> anyhow::Result<Source> {
+        let Store::Whole(weights) = &self.store else {
+            bail!(
+                "{} is not a folder of safetensors; convert it with `meshgrad ckpt convert`",
+                display_path(self.path())
+            );
+        };
+        let matrices = Folder::open_single(adapter, ADAPTER_FILE, self.links)?;
+        let matrices =
+            matrices.with_context(|| format!("{} has no {ADAPTER_FILE}", display_path(adapter)))?;
+        let over =
+            over.map(|over| Folder::open_with(adapter.join(over), self.links)).transpose()?;
+        let mut files = Vec::new();
+        for (prefix, folder) in
+            [("own", Some(weights)), ("adapter", Some(&matrices)), ("over", over.as_ref())]
+        {
+            for file in folder.into_iter().flat_map(Folder::files) {
+                files.push((prefix.to_owned(), TensorFile::open(file.path())?));
+            }
+        }
+        // The files of the adapter's folder describe the model, if it has them.
+        let described = if adapter.join("config.json").is_file() { adapter } else { self.path() };
+        let mut assembly = Assembly::new(Folder::of_files(described, files)?);
+        let own = weights.tensors().map(|it| (TensorSpec::from(it), "own"));
+        let added = matrices.tensors().map(|it| (TensorSpec::from(it), "adapter"));
+        for (spec, prefix) in own.chain(added) {
+            let name = spec.name.strip_prefix("base_model.model.").unwrap_or(&spec.name);
+            let stored = match over.as_ref().and_then(|over| over.get(name)) {
+                Some(_) => format!("over/{name}"),
+                None => format!("{prefix}/{}", spec.name),
+            };
+            let whole = spec.shape.iter().map(|extent| 0..*extent).collect();
+            let part = Part::stored(&mut assembly, &stored, spec.dtype, whole)?;
+            assembly.add(name, &spec.shape, vec![part])?;
+        }
+        // A manifest does not list the files of another folder.
+        let checkpoint = self.checkpoint.clone().filter(|_| self.path() == adapter);
+        Ok(Source { store: Store::InParts(assembly), checkpoint, ..self })
     }
 
     pub(super) fn with_links(self, links: Links) -> Source {
@@ -218,7 +262,7 @@ impl Source {
         let incomplete: Vec<String> = scan.incomplete.iter().map(Error::to_string).collect();
         match scan.complete.pop() {
             Some(newest) => {
-                let folder = Folder::open_with(newest.path(), links)?;
+                let folder = open_folder(newest.path(), links)?;
                 let mut source = Source::new(folder, Some(newest), None);
                 source.warnings.extend(incomplete);
                 Ok(source)
@@ -286,6 +330,17 @@ impl Source {
             files: folder.files().len() as u64,
             bytes: folder.tensors().map(|it| it.byte_len() as u64).sum(),
         }
+    }
+}
+
+/// Opens a folder of safetensors files, or the adapter of one that has no other tensors.
+fn open_folder(path: &Path, links: Links) -> Result<Folder, Error> {
+    match Folder::open_with(path, links) {
+        Err(error) if error.kind() == Kind::Missing => {
+            let adapter = Folder::open_single(path, ADAPTER_FILE, links)?;
+            adapter.ok_or(error)
+        }
+        opened => opened,
     }
 }
 

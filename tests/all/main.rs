@@ -1,6 +1,7 @@
 //! Tests that cross crates, and tests of the program, in one process. `tests/training_on_gpu.rs` runs
 //! on GPU machines by itself.
 
+mod adapters;
 mod any_model;
 mod checkpoint_on_processes;
 mod ckpt_tool;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use meshgrad::autograd::Module;
 use meshgrad::ckpt::{Dtype, FileWriter, Folder, discover};
+use meshgrad::models::lora::LoraConfig;
 use meshgrad::runtime::Device;
 use meshgrad::train::config::Config;
 use meshgrad::train::decoder;
@@ -367,10 +368,9 @@ fn last_sample(dir: &TestDir, run: &str, sets: &[&str], adapted: bool) -> String
         let mut model = decoder::model(&config, data.tokenizer.vocab_size(), from)?;
         if adapted {
             model.materialize(&device, 5)?;
-            model.freeze();
-            for projection in model.projections_mut().step_by(3) {
-                projection.add_lora(3, 5.0);
-            }
+            let targets = vec!["q_proj".to_owned(), "o_proj".to_owned()];
+            let adapter = LoraConfig { rank: 3, alpha: 5.0, rslora: false, targets, base: None };
+            model.add_adapter(&adapter)?;
         }
         Ok(model)
     });
@@ -413,17 +413,15 @@ fn samples_are_those_of_the_run() {
     }
 
     let unchanged = sample("adapted", &[]);
-    let adapters = dir.path("adapted/step-000008/lora.json");
+    let adapters = dir.path("adapted/step-000008/adapter_config.json");
     let text = fs::read_to_string(&adapters).unwrap();
-    assert!(text.contains("\"model.layers.0.self_attn.q_proj\": {\n    \"rank\": 3"));
-    fs::write(&adapters, text.replace("1.6666", "4.6666")).unwrap();
+    fs::write(&adapters, text.replace("\"lora_alpha\": 5", "\"lora_alpha\": 9")).unwrap();
     // A changed file is damage, unless the check is off.
     dir.fails(&["sample", "adapted/step-000008"]);
     assert_ne!(sample("adapted", &["--no-verify"]), unchanged);
-    fs::write(&adapters, text.replace("layers.0", "layers.7")).unwrap();
+    fs::write(&adapters, text.replace("\"r\": 3", "\"r\": 4")).unwrap();
     let error = dir.fails(&["sample", "adapted/step-000008", "--no-verify"]);
-    let expected = "lora.json: the model has no projection `model.layers.7.self_attn.";
-    assert!(error.contains(expected), "{error}");
+    assert!(error.contains("but with r = 4 `model.layers.0.self_attn.q_proj` needs"), "{error}");
 }
 
 #[test]

@@ -2,8 +2,11 @@
 //!
 //! ```text
 //! step-000600/
-//!   model.safetensors, config.json   the f32 parameters and the model's own files; for Qwen3 this
-//!                                    is a Hugging Face folder
+//!   model.safetensors, config.json   the parameters and the model's own files; for a decoder this is a
+//!                                    Hugging Face folder
+//!   adapter_model.safetensors, adapter_config.json
+//!                                    an adapter, as PEFT stores it; the weights that it updates are in
+//!                                    the folder that the run started from, not in model.safetensors
 //!   generation_config.json           the tokens that end a text, and how text is generated
 //!   tokenizer.json                   its tokenizer
 //!   trainer/config.toml              the whole configuration of the run, with the model's tables
@@ -24,12 +27,13 @@ use std::fmt;
 use std::path::Path;
 
 use meshgrad_autograd::{Module, Param};
-use meshgrad_ckpt::mapping::{Mapping, Problem, Report};
+use meshgrad_ckpt::mapping::{Mapping, Report};
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_ckpt::{Committed, Folder, step_name};
-use meshgrad_error::error;
+use meshgrad_error::{ensure, error};
 use meshgrad_models::folder::{self, NamedTensor};
 use meshgrad_models::load::LoadOptions;
+use meshgrad_models::lora::LoraConfig;
 use meshgrad_models::{Model, hf};
 use meshgrad_runtime::Device;
 use serde::de::DeserializeOwned;
@@ -126,14 +130,17 @@ struct Contents {
 impl<M: Model> SavedRun<'_, M> {
     fn contents(&self, run: &Path) -> Result<Contents> {
         let (model, at) = (self.model, run.join(step_name(self.state.step)));
-        let mut texts = end_of_text::declared(model.files()?, Ends::of(self.tokenizer));
+        let mut texts = end_of_text::declared(hf::all_files(model)?, Ends::of(self.tokenizer));
         let mut add = |name: &str, text: String| texts.push((name.to_owned(), text));
         add(TOKENIZER, self.tokenizer.to_json()?);
         add(STATE, json(self.state, &at)?);
         add(OPTIMIZER, json(&SavedOptimizer::of(self.optimizer), &at)?);
         add(CONFIG, self.config.to_toml()?);
 
-        let mut tensors = vec![(String::new(), folder::params(model)?, model.stored_as()?)];
+        let mut tensors = Vec::new();
+        for (path, params, mapping) in hf::stored_parts(model)? {
+            tensors.push((path.to_owned(), folder::params(&params)?, mapping));
+        }
         for part in self.optimizer.state() {
             let (folder, mapping) = (folder_of(&part), mapping_of(&part, model)?);
             tensors.push((folder, folder::beside(model, part.tensors)?, mapping));
@@ -358,11 +365,49 @@ pub fn load_params(
     device: &Device,
     options: ReadOptions<'_>,
 ) -> Result<()> {
-    let stored = Folder::open(checkpoint.path())?;
-    let (mapping, load) = (model.stored_as()?, options.of_weights(checkpoint));
-    let fill = if options.part { folder::fill_part } else { folder::fill };
-    let filled = fill(model, device, &stored, &mapping, &load);
-    filled.map_err(|error| or_other_model(checkpoint, error))?;
+    each_part(checkpoint, model, |params, stored, mapping| {
+        let load = options.of_weights(checkpoint);
+        match options.part {
+            true => folder::fill_part(&params, device, stored, mapping, &load).map(drop),
+            false => folder::fill(&params, device, stored, mapping, &load).map(drop),
+        }
+    })
+}
+
+/// Calls `read` with the parameters, the tensors and the mapping of each part of a checkpoint.
+fn each_part(
+    checkpoint: &Committed,
+    model: &impl Model,
+    read: impl Fn(&[Param], &Folder, &Mapping) -> Result<()>,
+) -> Result<()> {
+    check_adapter(checkpoint, model)?;
+    for (path, params, mapping) in hf::stored_parts(model)? {
+        let stored = match path {
+            "" => Folder::open(checkpoint.path())?,
+            file => Folder::open_file(checkpoint.path().join(file))?,
+        };
+        read(&params, &stored, &mapping).map_err(|error| or_other_model(checkpoint, error))?;
+    }
+    Ok(())
+}
+
+/// Checks that the model and the checkpoint have the same adapter, or none.
+fn check_adapter(checkpoint: &Committed, model: &impl Model) -> Result<()> {
+    let saved = hf::read_adapter(checkpoint.path())?;
+    let sizes = |of: &LoraConfig| format!("rank {} and scale {:?}", of.rank, of.scale());
+    let shown = |of: Option<&LoraConfig>| match of {
+        Some(of) => format!("an adapter of {}", sizes(of)),
+        None => "no adapter".to_owned(),
+    };
+    let [saved, now] = [saved.as_ref(), model.adapter()].map(shown);
+    ensure!(
+        saved == now,
+        Invalid,
+        "{} was saved with {saved}, but the model of this program has {now}; resume it with the program and \
+         the [adapter] that started the run, or start a new run with its merged weights (--from {})",
+        checkpoint.path().display(),
+        checkpoint.path().display()
+    );
     Ok(())
 }
 
@@ -371,27 +416,12 @@ fn or_other_model(checkpoint: &Committed, error: Error) -> Error {
     let Some(report) = error.details::<Report>() else {
         return error;
     };
-    let is_adapter = |problem: &Problem| match problem {
-        Problem::Unused { name } => name.contains(".lora_"),
-        _ => false,
-    };
-    let adapters = hf::adapters(checkpoint.path()).unwrap_or_default();
-    let checkpoint = checkpoint.path().display();
     // The kind is not `Mismatch`: damage of the checkpoint is not the cause.
-    match report.problems.iter().any(is_adapter) && !adapters.is_empty() {
-        true => error!(
-            Invalid,
-            "{checkpoint} has low-rank updates of {} projections, which this program does not add; \
-             resume it with the program that started the run, or start a new run with its merged \
-             weights (--from {checkpoint})",
-            adapters.len()
-        ),
-        false => error!(
-            Invalid,
-            "{checkpoint} is of another model than this program builds; use the program that started \
-             the run: {report}"
-        ),
-    }
+    error!(
+        Invalid,
+        "{} is of another model than this program builds; use the program that started the run: {report}",
+        checkpoint.path().display()
+    )
 }
 
 /// Loads the optimizer state and the buffers of a checkpoint. If it has no buffers, those of the
@@ -433,12 +463,10 @@ pub(crate) fn restore(
     optimizer: &Optimizer,
     options: ReadOptions<'_>,
 ) -> Result<RunState> {
-    let stored = Folder::open(checkpoint.path())?;
-    let params = folder::params(model)?;
-    let of_weights = options.of_weights(checkpoint);
-    options
-        .read(&params, &stored, &model.stored_as()?, &of_weights)
-        .map_err(|error| or_other_model(checkpoint, error))?;
+    each_part(checkpoint, model, |params, stored, mapping| {
+        let tensors = folder::params(&params)?;
+        options.read(&tensors, stored, mapping, &options.of_weights(checkpoint))
+    })?;
     model.params().iter().for_each(Param::rows_written);
     load_state(checkpoint, model, optimizer, options)
 }

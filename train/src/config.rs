@@ -199,6 +199,9 @@ pub struct TrainConfig {
     pub check_memory: bool,
     /// The order in which sequences are summed.
     pub reduction: SumOrder,
+    /// Patterns of the names of the parameters that are trained; all others are frozen. Empty: all are
+    /// trained.
+    pub only: Vec<String>,
 }
 
 /// `train.reduction`: the order in which the gradients and losses of sequences are summed.
@@ -236,6 +239,7 @@ impl Default for TrainConfig {
             activation_checkpointing: false,
             check_memory: true,
             reduction: SumOrder::Sum,
+            only: Vec::new(),
         }
     }
 }

@@ -1,26 +1,29 @@
-//! Training runs of a decoder, configured by `[model]` and `[balancing]`.
+//! Training runs of a decoder, configured by `[model]`, `[balancing]` and `[adapter]`.
 
 pub mod tables;
 mod weights;
 
+use std::cell::Cell;
+use std::path::Path;
 use std::sync::Arc;
 
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::Committed;
-use meshgrad_error::error;
+use meshgrad_error::{bail, ensure, error};
 use meshgrad_models::families::FamilyConfig;
 use meshgrad_models::moe::Dispatch;
-use meshgrad_models::{Balancing, Decoder, hf};
+use meshgrad_models::{Balancing, Decoder, Model, hf};
 use meshgrad_runtime::Device;
 use toml::Value;
 
 use crate::config::{CapacityChoice, Config, DispatchChoice, TokenizerChoice};
+use crate::configured::dtype;
 use crate::generate::check_vocabulary;
 use crate::session::{Session, Summary};
 use crate::tokenizer::Tokenizer;
 use crate::{Result, checkpoint, memory};
-pub use tables::{BalancingConfig, ModelTable, Tables};
-use weights::{fill, model_folder};
+pub use tables::{AdapterConfig, BalancingConfig, ModelTable, Tables};
+use weights::{fill, fill_adapter, model_folder};
 pub use weights::{load, load_checkpoint};
 
 /// Trains the decoder of `[model]`. The configuration must have been read with [`Tables`].
@@ -32,8 +35,7 @@ pub fn train(session: Session<'_>) -> Result<Summary> {
 }
 
 /// As [`train`], for a model that `change` changes before it has values, in new and in resumed runs.
-/// Parameters that it adds, such as adapters, get their initial values, and all others the weights
-/// of `model.from`.
+/// Parameters that it adds get their initial values, and all others the weights of `model.from`.
 ///
 /// ```no_run
 /// use meshgrad_autograd::Module;
@@ -42,10 +44,9 @@ pub fn train(session: Session<'_>) -> Result<Summary> {
 ///
 /// # fn train(session: Session<'_>) -> meshgrad_train::Result<()> {
 /// decoder::train_with(session, |model| {
-///     model.freeze();
-///     for projection in model.projections_mut() {
-///         projection.add_lora(8, 16.0);
-///     }
+///     // Train the norms only.
+///     let is_norm = |name: &str| name.ends_with("norm.weight");
+///     model.params().iter().filter(|param| !is_norm(param.name())).for_each(|param| param.freeze());
 ///     Ok(())
 /// })?;
 /// # Ok(())
@@ -61,18 +62,26 @@ pub fn train_with(
     let config = session.config;
     // Report errors before the text is read.
     let tables = config.model_tables::<Tables>()?;
+    let is_new = Cell::new(true);
     session.train_from(
         sketch(config),
         |data, checkpoint| {
+            is_new.set(checkpoint.is_none());
             let mut model = model(config, data.tokenizer.vocab_size(), checkpoint)?;
             change(&mut model)?;
+            hf::stored_parts(&model)?; // Fail before a step.
             Ok(model)
         },
         |model, device, notes| {
             if let Some(from) = tables.model.origin() {
                 let ignore_unused = tables.model.ignores_unused();
                 let verify = config.checkpoint.verify;
+                let base = model.adapter().and_then(|adapter| adapter.base.as_deref());
+                let from = base.map_or(from, Path::new);
                 notes.extend(fill(model, from, device, verify, ignore_unused)?);
+            }
+            if let (Some(from), true) = (&tables.adapter.from, is_new.get()) {
+                fill_adapter(model, from, device)?;
             }
             // Without a folder, this initializes everything; with one, only router biases that the
             // folder lacks.
@@ -127,6 +136,7 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
         DispatchChoice::AllToAll => Dispatch::AllToAll,
     });
     model.adapt_expert_slots(config.parallel.capacity == CapacityChoice::Auto);
+    add_adapter(&mut model, &tables, config, from)?;
     // A checkpoint has the files that its run started with.
     let verify = config.checkpoint.verify;
     let origin = || {
@@ -146,6 +156,41 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
         model.add_router_biases();
     }
     Ok(model)
+}
+
+/// Adds the adapter of `[adapter]`. The other parameters are stored in `train.dtype`.
+fn add_adapter(
+    model: &mut Decoder,
+    tables: &Tables,
+    config: &Config,
+    checkpoint: Option<&Committed>,
+) -> Result<()> {
+    let base = tables.model.origin().map(|from| model_folder(from, config.checkpoint.verify));
+    let Some(lora) = tables.adapter.lora(base.transpose()?.as_deref()) else {
+        return Ok(());
+    };
+    let base = Path::new(lora.base.as_deref().unwrap_or_default());
+    ensure!(
+        hf::read_adapter(base)?.is_none() && !checkpoint::has_averages(base),
+        Unsupported,
+        "model.from = {} has an adapter or averages of its weights; an adapter updates the weights of a plain \
+         folder: merge or export them first (meshgrad ckpt merge, meshgrad ckpt export)",
+        base.display()
+    );
+    // The folder may have been moved, but not replaced by another one.
+    let saved = checkpoint.map(|it| hf::read_adapter(it.path())).transpose()?.flatten();
+    if let Some(saved) = saved.and_then(|saved| saved.base)
+        && Path::new(&saved) != base
+        && Path::new(&saved).exists()
+    {
+        bail!(
+            Invalid,
+            "the run trains an adapter of {saved}, but model.from is now {}; change it back",
+            base.display()
+        );
+    }
+    model.add_adapter(&lora)?;
+    model.store_frozen_as(dtype(config.train.dtype))
 }
 
 /// The model configuration in `[model]`. `vocab_size` defaults to the tokenizer's.

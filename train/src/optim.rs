@@ -43,7 +43,7 @@ mod adamw;
 mod assign;
 mod constants;
 mod ema;
-mod groups;
+pub(crate) mod groups;
 mod lion;
 mod muon;
 mod optimizer_part;

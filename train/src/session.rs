@@ -16,6 +16,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
+use meshgrad_autograd::Param;
 use meshgrad_ckpt::Committed;
 use meshgrad_comm::{LocalRank, Rank};
 use meshgrad_error::bail;
@@ -27,6 +28,7 @@ use twox_hash::XxHash3_64;
 use crate::config::{Config, ScheduleChoice, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
+use crate::optim::groups::{matched, parse};
 use crate::optim::{OptimizerPart, UpdateRule};
 use crate::ranks::{RunRanks, check_equal, weigh};
 use crate::schedule::Schedule;
@@ -249,6 +251,9 @@ impl<'a> Session<'a> {
             }
         };
         let ranks = RunRanks::new(rank, self.config)?;
+        if let Some(sketch) = &sketch {
+            freeze_others(sketch, &self.config.train.only)?;
+        }
         if self.optimizer.is_none() {
             memory::check(sketch.as_ref(), self.config, self.device, &ranks)?;
         }
@@ -257,6 +262,7 @@ impl<'a> Session<'a> {
         ranks.on_mesh(|| {
             self.events.report(Event::ConfigurationStarted { config })?;
             let model = build(&opened.data, opened.start.checkpoint())?;
+            freeze_others(&model, &config.train.only)?;
             let parts = run::Parts { opened, model, init, ranks: ranks.clone(), notes };
             run::train(self, parts)
         })
@@ -282,6 +288,26 @@ impl<'a> Session<'a> {
         }
         weigh(check_equal(rank, &settings)?, self.config.train.reduction)
     }
+}
+
+/// Freezes the parameters whose names none of the patterns of `train.only` matches.
+fn freeze_others(model: &impl Model, only: &[String]) -> Result<()> {
+    let patterns = only.iter().map(|pattern| parse(pattern));
+    let patterns = patterns.collect::<Result<Vec<_>>>()?;
+    if patterns.is_empty() {
+        return Ok(());
+    }
+    let params = model.params();
+    let names: Vec<&str> = params.iter().map(Param::name).collect();
+    for pattern in &patterns {
+        matched(pattern, &names).map_err(|error| error.context("train.only"))?;
+    }
+    for param in &params {
+        if !patterns.iter().any(|pattern| pattern.matches(param.name())) {
+            param.freeze();
+        }
+    }
+    Ok(())
 }
 
 /// Loss or gradient norm is not finite: details of an error that all ranks return.

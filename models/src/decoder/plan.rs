@@ -44,12 +44,17 @@ pub(super) fn plan(model: &Decoder, parallelism: &ModelParallelism) -> Result<Mo
         ("*.self_attn.output", between_blocks.clone()),
         ("*.mlp.input", whole.clone()),
         ("*.mlp.gate_up_proj.weight", shard(1)),
+        ("*.mlp.gate_proj.lora_B.weight", shard(0)),
+        ("*.mlp.up_proj.lora_B.weight", shard(0)),
         ("*.mlp.down_proj.weight", shard(1)),
         ("*.mlp.down_proj.lora_A.weight", shard(1)),
         ("*.mlp.output", between_blocks.clone()),
         ("*.mlp.shared_experts.input", whole.clone()),
         ("*.mlp.shared_experts.gate_up_proj.weight", shard(1)),
+        ("*.mlp.shared_experts.gate_proj.lora_B.weight", shard(0)),
+        ("*.mlp.shared_experts.up_proj.lora_B.weight", shard(0)),
         ("*.mlp.shared_experts.down_proj.weight", shard(1)),
+        ("*.mlp.shared_experts.down_proj.lora_A.weight", shard(1)),
         ("*.mlp.shared_experts.output", between_blocks.clone()),
     ];
     match parallelism.loss_parallel {

@@ -1,14 +1,9 @@
-//! Folders that cannot be loaded as they are: quantized weights, and adapters beside a model.
-
-use std::path::Path;
+//! Folders that cannot be loaded as they are: those with quantized weights.
 
 use meshgrad_ckpt::Folder;
-use meshgrad_error::{Result, bail, ensure};
+use meshgrad_error::{Result, bail};
 
 use crate::config::way_out_of;
-
-/// The file of PEFT that describes an adapter.
-const PEFT: &str = "adapter_config.json";
 
 /// How the names of tensors beside quantized weights end, and the methods that write them.
 const SCALES: [(&str, &str); 8] = [
@@ -41,23 +36,5 @@ pub(super) fn check_not_quantized(folder: &Folder) -> Result<()> {
             way_out_of(method)
         );
     }
-    Ok(())
-}
-
-/// Checks that `dir` has no adapter of PEFT, which changes what the model computes.
-///
-/// # Errors
-/// When it has one, with the command that merges it.
-pub(super) fn check_no_adapter(dir: &Path) -> Result<()> {
-    let path = dir.join(PEFT);
-    ensure!(
-        !path.exists(),
-        Unsupported,
-        "{}: adapters of PEFT are not applied; merge it into the weights and load NEW: python -c \
-         \"from peft import AutoPeftModelForCausalLM as M; \
-         M.from_pretrained('{}').merge_and_unload().save_pretrained('NEW')\"",
-        path.display(),
-        dir.display()
-    );
     Ok(())
 }

@@ -3,51 +3,45 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use meshgrad_autograd::{Module, Param};
 use meshgrad_ckpt::exec::Stats;
 use meshgrad_ckpt::mapping::{AllowedProblems, Problem, Report};
 use meshgrad_ckpt::{Committed, Folder};
-use meshgrad_error::{Error, Result, error};
+use meshgrad_error::{Error, Result, ensure, error};
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::Device;
 
+use super::adapters::{self, base_folder, read_adapter};
 use super::map::Experts;
-use super::{adapters, foreign, read_text};
+use super::{foreign, read_text};
 use crate::families::{self, FamilyConfig};
-use crate::{Decoder, folder};
+use crate::lora::is_lora;
+use crate::{Decoder, Model, folder};
 
 /// Tensors of Hugging Face folders that do not change what a model computes: the frequencies that
 /// old versions of transformers saved, and the layers that predict further tokens.
 const WITHOUT_EFFECT: [&str; 3] =
     ["{r:path}.rotary_emb.inv_freq", "model.mtp.{r:path}", "mtp.{r:path}"];
 
-/// Loads the model in `dir` (config.json and safetensors files) to `device`, with its low-rank
-/// updates if it has any.
+/// Loads the model in `dir` (config.json and safetensors files) to `device`. If `dir` has an adapter, also
+/// that of PEFT, the model is the one that it updates, with the adapter.
 ///
 /// # Errors
-/// When config.json or lora.json is not valid; for quantized weights and adapters of PEFT; when tensors
+/// When config.json or adapter_config.json is not valid; for quantized weights; when tensors
 /// are missing, unexpected or of another shape, with all of them; when a file is damaged or memory
 /// runs out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
     Loader::new(dir).load(device)
 }
 
-/// Reads config.json of `dir`.
+/// Reads config.json of `dir`, or of the model that the adapter in `dir` updates.
 ///
 /// # Errors
-/// When it cannot be read or is not valid, or `dir` has an adapter of PEFT.
+/// When it cannot be read or is not valid.
 pub fn read_config(dir: &Path) -> Result<Arc<dyn FamilyConfig>> {
-    foreign::check_no_adapter(dir)?;
-    let path = dir.join("config.json");
+    let path = base_folder(dir)?.join("config.json");
     let config = families::from_json(&read_text(&path)?);
     config.map_err(|error| error.context(path.display()))
-}
-
-/// Adds the low-rank updates of `folder` to `model`. Their parameters have no values yet.
-///
-/// # Errors
-/// When lora.json cannot be read, or has not the shapes of the folder or the paths of the model.
-pub fn add_adapters(model: &mut Decoder, folder: &Folder) -> Result<()> {
-    adapters::add(model.projections_mut(), folder)
 }
 
 /// A loaded model, and how its folder stores experts.
@@ -172,15 +166,14 @@ impl<'a> Loader<'a> {
 
     fn load_unchecked(&self, device: &Device) -> Result<Loaded> {
         let mut model = Decoder::new(&*read_config(self.dir)?)?;
-        let folder = Folder::open(self.dir)?;
-        add_adapters(&mut model, &folder)?;
-        let Filled { experts, stats, ignored } = self.fill_from(&folder, &model, device)?;
+        adapters::add_adapter(&mut model, self.dir)?;
+        let Filled { experts, stats, ignored } = self.fill(&model, device)?;
         Ok(Loaded { model, experts, stats, ignored })
     }
 
-    /// Loads every parameter of `model`. Float dtypes are converted. Of a sharded parameter
-    /// ([`Param::shard`](meshgrad_autograd::Param::shard)), only the region of this rank is read. A
-    /// [`Model::part`](crate::Model::part) leaves the tensors of other parts out.
+    /// Loads every parameter of `model`, except an adapter that the folder does not have. Float dtypes are
+    /// converted. Of a sharded parameter ([`Param::shard`](meshgrad_autograd::Param::shard)), only the region
+    /// of this rank is read. A [`Model::part`](crate::Model::part) leaves the tensors of other parts out.
     ///
     /// ```no_run
     /// use std::path::Path;
@@ -210,16 +203,42 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// As [`hf::load`](super::load). After an error the parameters keep their values.
     pub fn fill(&self, model: &Decoder, device: &Device) -> Result<Filled> {
-        self.fill_from(&Folder::open(self.dir)?, model, device)
+        let is_adapter = |param: &Param| is_lora(param.name());
+        let (loras, weights): (Vec<Param>, Vec<Param>) =
+            model.params().into_iter().partition(is_adapter);
+        if read_adapter(self.dir)?.is_none() {
+            return self.fill_weights(self.dir, &self.options, model, &weights, device);
+        }
+        let base = base_folder(self.dir)?;
+        ensure!(
+            model.adapter().is_some(),
+            Invalid,
+            "{} has an adapter, but the model that it is loaded into has none: use hf::load, or merge the \
+             adapter first (meshgrad ckpt merge)",
+            self.dir.display()
+        );
+        // The manifest is that of the adapter.
+        let sealed_by = self.options.sealed_by.filter(|_| base == self.dir);
+        let options = LoadOptions { sealed_by, ..self.options };
+        let filled = self.fill_weights(&base, &options, model, &weights, device)?;
+        adapters::fill_adapter(&loras, model.is_whole(), self.dir, device, &self.options)?;
+        Ok(filled)
     }
 
-    fn fill_from(&self, folder: &Folder, model: &Decoder, device: &Device) -> Result<Filled> {
-        foreign::check_no_adapter(folder.path())?;
+    fn fill_weights(
+        &self,
+        dir: &Path,
+        options: &LoadOptions<'_>,
+        model: &Decoder,
+        weights: &[Param],
+        device: &Device,
+    ) -> Result<Filled> {
+        let folder = &Folder::open(dir)?;
         foreign::check_not_quantized(folder)?;
         let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
         let map = model.config().mapping(experts, true)?;
         if !model.is_whole() {
-            let stats = folder::fill_part(model, device, folder, &map, &self.options)?;
+            let stats = folder::fill_part(&weights, device, folder, &map, options)?;
             return Ok(Filled { experts, stats, ignored: Vec::new() });
         }
         let names: &[&str] = match self.ignores_unused {
@@ -228,7 +247,7 @@ impl<'a> Loader<'a> {
         };
         let allow = |allowed: AllowedProblems, name| allowed.and(&format!("unexpected:{name}"));
         let allowed = names.iter().try_fold(AllowedProblems::none(), allow)?;
-        let filled = folder::fill_allowing(model, device, folder, &map, &allowed, &self.options);
+        let filled = folder::fill_allowing(&weights, device, folder, &map, &allowed, options);
         let (stats, ignored) = filled.map_err(|error| or_unused(folder, error))?;
         Ok(Filled { experts, stats, ignored })
     }

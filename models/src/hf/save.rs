@@ -2,15 +2,16 @@
 
 use meshgrad_ckpt::Snapshot;
 use meshgrad_ckpt::ranks::ShardedSnapshot;
-use meshgrad_error::Result;
+use meshgrad_error::{Result, ensure};
 
+use super::adapters::{all_files, parts_of};
 use super::map::Experts;
 use crate::folder::{self, NamedTensor};
 use crate::{Decoder, Model};
 
 /// Adds a copy of `model` to a snapshot, as a Hugging Face folder that transformers reads
-/// unchanged: config.json and the f32 parameters. If the model has low-rank updates, their shapes
-/// are in `lora.json`, which [`hf::load`](super::load) reads and transformers does not.
+/// unchanged: config.json and the parameters. An adapter is written as PEFT does, without the weights that it
+/// updates if [`LoraConfig::base`](crate::lora::LoraConfig::base) names another folder.
 ///
 /// `folder` is the path inside the checkpoint, empty for its root.
 ///
@@ -25,12 +26,12 @@ pub fn add_model(
     for (path, text) in files(model, folder)? {
         snapshot.add(&path, text);
     }
-    folder::add_tensors(
-        &folder::params(model)?,
-        &model.config().mapping(experts, false)?,
-        snapshot,
-        folder,
-    )
+    for (name, params, mapping) in parts_of(model, model.config().mapping(experts, false)?)? {
+        let path = [folder, name].into_iter().filter(|part| !part.is_empty());
+        let path = path.collect::<Vec<_>>().join("/");
+        folder::add_tensors(&folder::params(&params)?, &mapping, snapshot, &path)?;
+    }
+    Ok(())
 }
 
 /// As [`add_model`], for a model of which each rank has shards. `params` are the values of its
@@ -38,7 +39,7 @@ pub fn add_model(
 /// of [`add_model`] for the whole model.
 ///
 /// # Errors
-/// As [`folder::add_shards`].
+/// As [`folder::add_shards`]; when the model has an adapter.
 pub fn add_shards<'t>(
     model: &Decoder,
     params: &'t [NamedTensor],
@@ -46,6 +47,11 @@ pub fn add_shards<'t>(
     snapshot: &mut ShardedSnapshot<'t>,
     folder: &str,
 ) -> Result<()> {
+    ensure!(
+        model.adapter().is_none(),
+        Unsupported,
+        "add_shards does not write adapters; use train::checkpoint, or merge the adapter first"
+    );
     for (path, text) in files(model, folder)? {
         snapshot.add(&path, text);
     }
@@ -58,5 +64,5 @@ fn files(model: &Decoder, folder: &str) -> Result<Vec<(String, String)>> {
         true => (name, text),
         false => (format!("{folder}/{name}"), text),
     };
-    Ok(model.files()?.into_iter().map(below).collect())
+    Ok(all_files(model)?.into_iter().map(below).collect())
 }

@@ -1,8 +1,9 @@
 //! Small Qwen3 models for tests that compare the ranks of a mesh with one rank.
 
-use meshgrad_autograd::{Init, Param};
+use meshgrad_autograd::{Init, Module, Param};
 use meshgrad_mesh::Mesh;
 use meshgrad_models::families::qwen3::Qwen3Config;
+use meshgrad_models::lora::LoraConfig;
 use meshgrad_models::{Balance, Balancing, Compute, Decoder};
 use meshgrad_runtime::DType;
 
@@ -107,14 +108,16 @@ pub(crate) fn compute(is_bf16: bool, checkpointing: bool) -> Compute {
     Compute { dtype, checkpointing }
 }
 
-/// Adds low-rank adapters to the projections. They are not zero, so each has a gradient.
+/// Adds low-rank updates of all projections, beside what is trained. They are not zero, so each has a gradient.
 pub(crate) fn add_adapters(model: &mut Decoder) {
-    for projection in model.projections_mut() {
-        projection.add_lora(3, 6.0);
-        if let Some(lora) = &mut projection.lora {
-            let shape = [lora.b.shape()[0], lora.b.shape()[1]];
-            lora.b = Param::new(lora.b.name(), shape, Init::Normal { std: 0.3 });
-        }
+    let trained = model.trained();
+    let targets = vec!["*_proj".to_owned()];
+    let config = LoraConfig { rank: 3, alpha: 6.0, rslora: false, targets, base: None };
+    model.add_adapter(&config).unwrap();
+    trained.iter().for_each(Param::unfreeze);
+    for lora in model.loras_mut() {
+        let shape = [lora.b.shape()[0], lora.b.shape()[1]];
+        lora.b = Param::new(lora.b.name(), shape, Init::Normal { std: 0.3 });
     }
 }
 

@@ -9,6 +9,7 @@ use meshgrad::autograd::{Module, ops};
 use meshgrad::ckpt::{FolderWriter, Snapshot, Staging, step_name};
 use meshgrad::models::folder::{self, NamedTensor};
 use meshgrad::models::hf::{self, Experts};
+use meshgrad::models::lora::LoraConfig;
 use meshgrad::models::{Compute, Decoder};
 use meshgrad::runtime::{DType, Device, Key, Tensor};
 use serde_json::Value;
@@ -94,10 +95,9 @@ fn model(adapted: bool) -> Decoder {
     let device = Device::cpu();
     let mut model = hf::load(&fixture, &device).unwrap().model;
     if adapted {
-        model.freeze();
-        for projection in model.projections_mut().step_by(2) {
-            projection.add_lora(3, 5.0);
-        }
+        let targets = ["q_proj", "o_proj", "up_proj"].map(str::to_owned).to_vec();
+        let config = LoraConfig { rank: 3, alpha: 5.0, rslora: false, targets, base: None };
+        model.add_adapter(&config).unwrap();
         for param in model.trained() {
             let (shape, key) = (param.shape().to_vec(), Key::new(4).fold_name(param.name()));
             let value = ops::normal(&device, &shape, DType::F32, key, 0.0, 0.3).unwrap();
@@ -146,7 +146,7 @@ fn the_export_computes_what_the_run_computes() {
             let command = ["export", "run", "--hf", to, "--dtype", "F32"];
             let output = dir.ckpt(&[&command[..], more].concat());
             assert_eq!(output.code, 0, "{}", output.shown());
-            assert!(!dir.path(to).join("lora.json").exists());
+            assert!(!dir.path(to).join("adapter_config.json").exists());
             let loaded = hf::load(&dir.path(to), &Device::cpu()).unwrap().model;
             (logits(&loaded), output)
         };
@@ -169,7 +169,7 @@ fn the_export_computes_what_the_run_computes() {
         let (shown, raw_shown) = (output.shown(), raw_output.shown());
         assert_eq!(shown.contains("averages of the run; --raw exports"), averaged, "{shown}");
         assert_eq!(raw_shown.contains("not their averages"), averaged, "{raw_shown}");
-        assert_eq!(shown.contains("5 low-rank updates"), adapted, "{shown}");
+        assert_eq!(shown.contains("6 low-rank updates"), adapted, "{shown}");
         assert!(shown.contains("router biases, for which the format has no place"), "{shown}");
         let json = dir.ckpt(&["export", "run", "--hf", "json", "--json"]).json();
         assert_eq!(json["weights"].is_string(), averaged);

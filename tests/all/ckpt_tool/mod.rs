@@ -65,6 +65,8 @@ fn help() {
         dir.ckpt(&["plan", "--help"]),
         dir.ckpt(&["convert", "--help"]),
         dir.ckpt(&["export", "--help"]),
+        dir.ckpt(&["merge", "--help"]),
+        dir.ckpt(&["unmerge", "--help"]),
         dir.ckpt(&["reshard", "--help"]),
         dir.ckpt(&["gc", "--help"]),
         dir.ckpt(&["bench", "--help"]),

@@ -9,10 +9,17 @@ use super::{other_run, read_config};
 use crate::Result;
 use crate::config::{Config, not_toml};
 
-/// The table and the keys that a run may not change: its model, and what decides the order and the
-/// split of the data.
-const UNCHANGING: [&str; 5] =
-    ["model", "data.val_fraction", "train.seed", "train.batch_size", "train.seq_len"];
+/// The tables and the keys that a run may not change: its model, what is trained of it, and what decides the
+/// order and the split of the data.
+const UNCHANGING: [&str; 7] = [
+    "model",
+    "adapter",
+    "data.val_fraction",
+    "train.seed",
+    "train.batch_size",
+    "train.seq_len",
+    "train.only",
+];
 
 /// A setting that differs.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,7 +47,7 @@ impl Change {
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
         // The weights of a run that resumes are in the checkpoint.
-        ["model.from", "model.ignore_unused"].contains(&&*self.key)
+        ["model.from", "model.ignore_unused", "adapter.from"].contains(&&*self.key)
             || !UNCHANGING.iter().any(|key| is_or_has(key))
     }
 }
@@ -60,7 +67,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// Checks that the settings that a run may not change equal those in `checkpoint`: `[model]`, the
+/// Checks that the settings that a run may not change equal those in `checkpoint`: `[model]`, `[adapter]`, the
 /// seed, and the keys that decide the order and the split of the data. Returns the other changes.
 ///
 /// # Errors

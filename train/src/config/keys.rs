@@ -58,6 +58,11 @@ pub const KEYS: &[Meaning] = &[
          of stages. With auxiliary losses, only runs with equally many data-parallel ranks have the same \
          bits. One sequence per pass and rank, so slower",
     ),
+    (
+        "train.only",
+        "patterns of the names of the parameters that are trained, such as `*.self_attn.*`; all others are \
+         frozen. Empty: all are trained",
+    ),
     ("parallel.dp_replicate", "replicas of the parameters, with different sequences"),
     (
         "parallel.dp_shard",

@@ -1,14 +1,16 @@
-//! `[model]` and `[balancing]`.
+//! `[model]`, `[balancing]` and `[adapter]`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meshgrad_models::Balance;
 use meshgrad_models::families::{Family, FamilyConfig, family, model_types};
+use meshgrad_models::hf::{base_folder, read_adapter};
+use meshgrad_models::lora::LoraConfig;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::weights::{TOKENIZER, config_of, model_folder};
+use super::weights::{TOKENIZER, adapter_folder, config_of, model_folder};
 use crate::config::{CheckpointConfig, Config, Meaning, ModelTables, Violation};
 
 /// The key of the folder whose weights a new run starts with.
@@ -26,6 +28,8 @@ pub struct Tables {
     pub model: ModelTable,
     /// Balancing of experts, in addition to `model.router_aux_loss_coef`.
     pub balancing: BalancingConfig,
+    /// The adapter that is trained in place of the weights.
+    pub adapter: AdapterConfig,
 }
 
 /// `[model]`: the keys of the family that `model_type` names, which are those of Hugging Face's `config.json`, and
@@ -125,6 +129,20 @@ const KEYS: &[Meaning] = &[
         "over which tokens the load-balancing loss balances experts: `pooled`, those of a microbatch in \
          all layers together; `layer`, in each layer; `sequence`, of each sequence in each layer",
     ),
+    (
+        "adapter.from",
+        "a folder of PEFT, or a checkpoint of an adapter, whose values a new run starts with; it has the \
+         defaults of the other keys",
+    ),
+    (
+        "adapter.targets",
+        "names of the projections that have an update, such as `q_proj` or `layers.0.*`: patterns of paths or \
+         of the ends of paths. `q_proj` and `v_proj` if another key of the table is given; otherwise empty: \
+         no adapter",
+    ),
+    ("adapter.rank", "rank of the updates"),
+    ("adapter.alpha", "the updates are multiplied by `alpha / rank`"),
+    ("adapter.rslora", "multiply by `alpha / sqrt(rank)` instead"),
 ];
 
 /// `[balancing]`: balancing of experts. The weight of the load-balancing loss is the model's
@@ -141,11 +159,97 @@ pub struct BalancingConfig {
     pub balance: Balance,
 }
 
+/// `[adapter]`: low-rank updates of projections, which are trained in place of all other parameters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdapterConfig {
+    /// The adapter whose values a new run starts with.
+    pub from: Option<PathBuf>,
+    /// Names of projections ([`LoraConfig::targets`]); empty for no adapter.
+    pub targets: Vec<String>,
+    /// The rank of the updates.
+    pub rank: usize,
+    /// The updates are multiplied by alpha / rank.
+    pub alpha: f64,
+    /// Whether they are multiplied by alpha / sqrt(rank) instead.
+    pub rslora: bool,
+}
+
+impl Default for AdapterConfig {
+    fn default() -> AdapterConfig {
+        AdapterConfig { from: None, targets: Vec::new(), rank: 8, alpha: 16.0, rslora: false }
+    }
+}
+
+impl AdapterConfig {
+    /// The defaults of a table with the keys `given`: those of the adapter that it starts with.
+    fn defaults(given: &Table) -> AdapterConfig {
+        let mut defaults = AdapterConfig::default();
+        let from = given.get(FROM).and_then(Value::as_str).map(Path::new);
+        match from.and_then(|from| read_adapter(&adapter_folder(from)).ok().flatten()) {
+            Some(LoraConfig { rank, alpha, rslora, targets, .. }) => {
+                defaults = AdapterConfig { from: None, targets, rank, alpha, rslora };
+            }
+            None if !given.is_empty() => {
+                defaults.targets = ["q_proj", "v_proj"].map(str::to_owned).into()
+            }
+            None => {}
+        }
+        defaults
+    }
+
+    /// The adapter, if there is one, of the weights in the folder `base`.
+    pub(super) fn lora(&self, base: Option<&Path>) -> Option<LoraConfig> {
+        (!self.targets.is_empty()).then(|| LoraConfig {
+            rank: self.rank,
+            alpha: self.alpha,
+            rslora: self.rslora,
+            targets: self.targets.clone(),
+            base: base.map(|base| base.to_string_lossy().into_owned()),
+        })
+    }
+
+    fn violations(&self, has_origin: bool, only: &[String]) -> Vec<Violation> {
+        let violation =
+            |key: &str, problem: String| Violation { key: format!("adapter.{key}"), problem };
+        let mut violations = Vec::new();
+        let Some(lora) = self.lora(None) else {
+            if *self != AdapterConfig::default() {
+                let problem =
+                    "empty, so no adapter is trained, but other keys of [adapter] are given";
+                violations.push(violation("targets", problem.to_owned()));
+            }
+            return violations;
+        };
+        if let Err(error) = lora.check() {
+            let key = match (self.rank, self.alpha.is_finite()) {
+                (0, _) => "rank",
+                (_, false) => "alpha",
+                _ => "targets",
+            };
+            violations.push(violation(key, error.to_string()));
+        }
+        if !has_origin {
+            let problem =
+                "an adapter updates the weights of a folder; name it: --from DIR (model.from)";
+            violations.push(violation("targets", problem.to_owned()));
+        }
+        if !only.is_empty() {
+            let problem = "an adapter is trained alone; remove it, or train.only";
+            violations.push(violation("targets", problem.to_owned()));
+        }
+        violations
+    }
+}
+
 impl ModelTables for Tables {
     /// With `model.from`, `[model]` starts with the config.json of that folder. A `model_type`
     /// other than the default needs other keys, so `[model]` then starts empty.
     fn defaults(given: &Table) -> Tables {
         let mut tables = Tables::default();
+        if let Some(adapter) = given.get("adapter").and_then(Value::as_table) {
+            tables.adapter = AdapterConfig::defaults(adapter);
+        }
         if let Some(from) = from_of(given) {
             tables.model = ModelTable::of_folder(from, verify_of(given));
             return tables;
@@ -165,8 +269,10 @@ impl ModelTables for Tables {
         let tokenizer = |from: &str| {
             let of_run = Path::new(from).join(TOKENIZER);
             let folder = model_folder(Path::new(from), verify_of(given)).ok();
-            let own = folder.map(|folder| folder.join(TOKENIZER));
-            let path = own.filter(|path| path.exists()).unwrap_or(of_run);
+            // An adapter of PEFT may have none, but its base does.
+            let base = folder.as_ref().and_then(|folder| base_folder(folder).ok());
+            let mut own = folder.into_iter().chain(base).map(|folder| folder.join(TOKENIZER));
+            let path = own.find(|path| path.exists()).unwrap_or(of_run);
             let path = path.to_string_lossy().into_owned();
             (["data", "tokenizer"], Value::String(path))
         };
@@ -189,7 +295,8 @@ impl ModelTables for Tables {
             problem: format!("{value} is not a finite number of at least 0"),
         };
         let missing = self.model.missing();
-        missing.into_iter().chain(invalid.map(violation)).collect()
+        let adapter = self.adapter.violations(self.model.origin().is_some(), &config.train.only);
+        missing.into_iter().chain(invalid.map(violation)).chain(adapter).collect()
     }
 
     fn weights_from(&self) -> Option<PathBuf> {

@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
-use meshgrad_ckpt::{Committed, Folder};
-use meshgrad_error::bail;
+use meshgrad_autograd::Module;
+use meshgrad_ckpt::Committed;
+use meshgrad_error::{bail, ensure};
 use meshgrad_models::families::FamilyConfig;
 use meshgrad_models::hf::{self, Loaded, Loader};
-use meshgrad_models::{Decoder, folder};
+use meshgrad_models::load::LoadOptions;
+use meshgrad_models::lora::is_lora;
+use meshgrad_models::{Decoder, Model, folder};
 use meshgrad_runtime::Device;
 
 use crate::checkpoint::ReadOptions;
@@ -56,8 +59,9 @@ pub(super) fn fill(
     };
     let Some(mut candidates) = Candidates::find(from, verify)? else {
         refuse_unsealed_state(from)?;
-        fill(from, None)?;
-        return Ok(notes.take());
+        let taken = fill(from, None)?;
+        let started = (!taken.is_empty()).then(|| started(from, &taken));
+        return Ok(started.into_iter().chain(notes.take()).collect());
     };
     let configured = model_folder(from, verify)?;
     let filled = candidates.read(|checkpoint| {
@@ -66,14 +70,39 @@ pub(super) fn fill(
     })?;
     let skipped = candidates.skipped().iter();
     let skipped = skipped.map(|problem| format!("skipped: {problem}"));
-    let started = filled.map(|(checkpoint, taken)| {
-        let with = match taken.is_empty() {
-            true => String::new(),
-            false => format!(", with {}", taken.join(", ")),
-        };
-        format!("starting with the weights of {}{with}", checkpoint.path().display())
-    });
+    let started = filled.map(|(checkpoint, taken)| started(checkpoint.path(), &taken));
     Ok(skipped.chain(started).chain(notes.take()).collect())
+}
+
+/// The message that names what a run starts with.
+fn started(from: &Path, taken: &[&str]) -> String {
+    let with = match taken.is_empty() {
+        true => String::new(),
+        false => format!(", with {}", taken.join(", ")),
+    };
+    format!("starting with the weights of {}{with}", from.display())
+}
+
+/// The folder of the adapter `from`: a folder of PEFT, a checkpoint, or the newest one of a run.
+pub(super) fn adapter_folder(from: &Path) -> PathBuf {
+    model_folder(from, false).unwrap_or_else(|_| from.to_owned())
+}
+
+/// Sets the values of the adapter of `model` to those of the adapter `from`.
+pub(super) fn fill_adapter(model: &Decoder, from: &Path, device: &Device) -> Result<()> {
+    let mut loras = model.params();
+    loras.retain(|param| is_lora(param.name()));
+    let folder = adapter_folder(from);
+    ensure!(
+        hf::read_adapter(&folder)?.is_some(),
+        Missing,
+        "adapter.from = {} has no adapter (adapter_config.json)",
+        from.display()
+    );
+    let sealed = folder::sealed(&folder)?;
+    let options =
+        LoadOptions { sealed_by: sealed.as_ref(), only_finite: true, ..LoadOptions::default() };
+    hf::fill_adapter(&loras, model.is_whole(), &folder, device, &options)
 }
 
 /// Checks that the checkpoint `older` has the configuration, the tokenizer and the other files for
@@ -132,9 +161,8 @@ fn fill_from(
     let mut taken = Vec::new();
     // It shares the parameters of `model`, but has the low-rank updates of the folder, which are
     // merged below.
-    let mut adapted = model.clone();
-    adapted.projections_mut().for_each(|projection| projection.lora = None);
-    hf::add_adapters(&mut adapted, &Folder::open(folder)?)?;
+    let mut adapted = model.clone().without_adapter();
+    hf::add_adapter(&mut adapted, folder)?;
     let filled = loader(folder, sealed, options).fill(&adapted, device)?;
     hf::ignored_note(folder, &filled.ignored).into_iter().for_each(options.note);
     if let Some(checkpoint) = sealed {
@@ -148,13 +176,10 @@ fn fill_from(
             taken.push("its router biases");
         }
     }
-    for projection in adapted.projections_mut() {
-        if projection.lora.is_some() {
-            projection.merge_lora()?;
-            taken.push("its low-rank updates merged");
-        }
+    if adapted.adapter().is_some() {
+        adapted.merge_adapter()?;
+        taken.push("its adapter merged");
     }
-    taken.dedup();
     Ok(taken)
 }
 

@@ -2,6 +2,7 @@
 
 use meshgrad_autograd::{Buffer, Module, Param, Values, Visitor};
 use meshgrad_comm::{Plan, Rank};
+use meshgrad_models::lora::{LoraConfig, is_lora};
 use meshgrad_models::{Compute, Flow, Loss, Model, Stage, TokenBatch};
 use meshgrad_runtime::{Device, Error as RuntimeError, Kind, Properties, Tensor};
 
@@ -128,6 +129,10 @@ impl<M: Model> Model for OnMeta<'_, M> {
         self.0.loss(batch, compute)
     }
 
+    fn adapter(&self) -> Option<&LoraConfig> {
+        self.0.adapter()
+    }
+
     fn layers(&self) -> usize {
         self.0.layers()
     }
@@ -146,12 +151,21 @@ impl<M: Model> Model for OnMeta<'_, M> {
 /// Bytes of everything that a checkpoint copies.
 fn saved_bytes<M: Model>(trainer: &Trainer<M>) -> Result<u64> {
     let Trainer { model, optimizer, .. } = trainer;
-    let (params, buffers) = (model.params(), model.buffers());
+    let (params, buffers) = (saved_params(model), model.buffers());
     let values = params.iter().map(Param::kept_value).chain(buffers.iter().map(Buffer::value));
     let state = optimizer.state().into_iter().flat_map(|part| part.tensors);
     let all = values.chain(state.map(|(_, tensor)| Ok(tensor)));
     let bytes = |tensor: Tensor| tensor.dtype().bytes(tensor.elements()) as u64;
     all.map(|tensor| Ok(bytes(tensor?))).sum()
+}
+
+/// The parameters that a checkpoint has: not those that an adapter updates and another folder has.
+fn saved_params(model: &impl Model) -> Vec<Param> {
+    let mut params = model.params();
+    if model.adapter().is_some_and(|adapter| adapter.base.is_some()) {
+        params.retain(|param| is_lora(param.name()));
+    }
+    params
 }
 
 /// Allocates parameters and buffers on `device`, a meta device.

@@ -69,7 +69,7 @@ impl Groups {
 }
 
 /// Parses a pattern over names.
-pub(super) fn parse(pattern: &str) -> Result<Pattern> {
+pub(crate) fn parse(pattern: &str) -> Result<Pattern> {
     Pattern::new(pattern).map_err(|problem| {
         error!(
             Invalid,
@@ -79,7 +79,7 @@ pub(super) fn parse(pattern: &str) -> Result<Pattern> {
 }
 
 /// The first of `names` that `pattern` matches.
-pub(super) fn matched<'a>(pattern: &Pattern, names: &[&'a str]) -> Result<&'a str> {
+pub(crate) fn matched<'a>(pattern: &Pattern, names: &[&'a str]) -> Result<&'a str> {
     let found = names.iter().find(|name| pattern.matches(name));
     found.copied().ok_or_else(|| {
         let similarity = |name: &&&str| strsim::jaro(name, pattern.as_str());

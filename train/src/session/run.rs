@@ -140,7 +140,11 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
                 (trainer(session, model, pipeline)?, 0)
             }
             Some(_) => {
-                memory::allocate_params(&model, device)?;
+                match model.adapter().is_some_and(|adapter| adapter.base.is_some()) {
+                    // The checkpoint has only the adapter.
+                    true => ranks.agree(init(&model, device, &mut notes))?,
+                    false => memory::allocate_params(&model, device)?,
+                }
                 let trainer = trainer(session, model, pipeline)?;
                 let packing = packing_digest.as_deref();
                 let step = start.restore(&data, packing, &trainer, &ranks, device, &mut notes)?;

@@ -206,22 +206,3 @@ fn quantized_folders_are_refused() {
     assert!(!error.contains("remove"), "{error}");
     Qwen3Config::from_json(r#"{"model_type": "qwen3", "quantization_config": null}"#).unwrap();
 }
-
-/// An adapter of PEFT beside a model, or alone, is refused with the command that merges it.
-#[test]
-fn adapters_of_peft_are_refused() {
-    let (device, temp) = (Device::cpu(), tempfile::tempdir().unwrap());
-    save(&model(WINDOW, &device), temp.path(), &[]);
-    hf::load(temp.path(), &device).unwrap();
-    std::fs::write(temp.path().join("adapter_config.json"), "{}").unwrap();
-    let model = model(WINDOW, &device);
-    let filled = Loader::new(temp.path()).fill(&model, &device).err();
-    let loaded = hf::load(temp.path(), &device).err();
-    std::fs::remove_file(temp.path().join("config.json")).unwrap();
-    let alone = hf::load(temp.path(), &device).err();
-    for error in [filled, loaded, alone] {
-        let error = error.unwrap().to_string();
-        assert!(error.contains("adapter_config.json: adapters of PEFT are not applied"), "{error}");
-        assert!(error.contains("merge_and_unload()"), "{error}");
-    }
-}

@@ -47,7 +47,8 @@ fn overlap_changes_no_bit() {
 /// A chunk that is lost, or two that change places, are found in every case.
 #[test]
 fn lost_and_swapped_chunks_are_found() {
-    let cases = cases().into_iter().filter(|case| case.bf16);
+    // Projections with adapters do not overlap.
+    let cases = cases().into_iter().filter(|case| case.bf16 && !case.lora);
     for case in cases.filter(Case::has_three_ranks) {
         let whole = on_ranks(&case, Fault::None, |plan| plan).unwrap();
         for fault in [ChunkFault::Lost, ChunkFault::Swapped] {

@@ -95,10 +95,10 @@ fn stages_compute_what_the_model_does() {
 fn parts_have_the_files_of_the_model() {
     let mut model = Decoder::new(&CASES[0].config()).unwrap();
     add_adapters(&mut model);
-    let files = model.files().unwrap();
-    assert!(files.iter().any(|(name, _)| name == hf::ADAPTERS));
+    let files = hf::all_files(&model).unwrap();
+    assert!(files.iter().any(|(name, _)| name == hf::ADAPTER_CONFIG));
     for stage in Stage::of_sizes(&[0, model.layers()]).unwrap() {
-        assert_eq!(model.part(&[stage]).unwrap().files().unwrap(), files);
+        assert_eq!(hf::all_files(&model.part(&[stage]).unwrap()).unwrap(), files);
     }
 }
 
