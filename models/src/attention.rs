@@ -14,16 +14,17 @@ use meshgrad_runtime::{Device, Tensor};
 use crate::by_document::RowOrder;
 use crate::cache::LayerCache;
 use crate::config::Rope;
-use crate::layers::{Linear, RmsNorm};
+use crate::layers::Linear;
+use crate::norms::RmsNorm;
 use crate::ring::{Rings, Seen};
 
 /// The positions of the tokens, shared by all layers of a forward pass.
 #[derive(Clone)]
 pub struct Positions {
-    /// Cosines of the rotary angles, [b, t, c/2], f32.
-    pub cos: Tensor,
-    /// Sines of the rotary angles, of the same shape.
-    pub sin: Tensor,
+    /// Cosines and sines of the rotary angles, each [b, t, c/2], f32, of each rotation of the model.
+    pub rotations: Vec<(Tensor, Tensor)>,
+    /// The numbers of the positions, i64 [b, t], for embeddings that depend on them.
+    pub(crate) numbers: Option<Tensor>,
     /// Which keys queries see, if their rank has all that they may see.
     pub sequences: AttentionSequences,
     /// The words of all tokens of a row ([`ops::visible_keys`]), if ranks have parts of rows in documents.
@@ -31,16 +32,6 @@ pub struct Positions {
     /// Of keys whose ranks have all, if rows are divided by document.
     pub(crate) order: Option<RowOrder>,
     pub(crate) rings: Rings,
-}
-
-impl Positions {
-    /// The heads of `x` [b, t, heads, c], normalized and rotated.
-    fn rotate(&self, x: &Var, norm: Option<&RmsNorm>) -> Result<Var> {
-        match norm {
-            Some(norm) => norm.forward_rotated(x, &self.cos, &self.sin),
-            None => ops::rope(x, &self.cos, &self.sin, RopeStyle::Half),
-        }
-    }
 }
 
 /// The sizes of an attention block.
@@ -78,12 +69,16 @@ pub struct Attention {
     pub o_proj: Linear,
     /// After `o_proj`.
     pub output: Seam,
-    /// Over the features of a query head, before its rotation.
+    /// Of queries, before their rotation: over the c features of a head, or over all h c.
     pub q_norm: Option<RmsNorm>,
-    /// Over the features of a key head, before its rotation.
+    /// Of keys, before their rotation: over the c features of a head, or over all g c.
     pub k_norm: Option<RmsNorm>,
     /// c.
     pub head_dim: usize,
+    /// The factor of scores, 1 / sqrt(c) at first.
+    pub scale: f64,
+    /// The number of its rotation among those of the model, 0 at first; `None` for none.
+    pub rotation: Option<usize>,
     /// The number of keys that a query attends to, up to its own position; `None` for all.
     pub window: Option<usize>,
 }
@@ -107,6 +102,8 @@ impl Attention {
             q_norm: None,
             k_norm: None,
             head_dim: c,
+            scale: (c as f64).sqrt().recip(),
+            rotation: Some(0),
             window: None,
         }
     }
@@ -129,12 +126,27 @@ impl Attention {
         self
     }
 
-    /// With norms of the heads of queries and keys.
+    /// With norms of each head of queries and keys.
     #[must_use]
     pub fn head_norms(mut self, at: &ModulePath, eps: f64) -> Attention {
         let norm = |name: &str| Some(RmsNorm::new(at.sub(name), self.head_dim, eps));
         (self.q_norm, self.k_norm) = (norm("q_norm"), norm("k_norm"));
         self
+    }
+
+    /// With norms of all heads of queries, and of all of keys, together (OLMo et al. 2024).
+    #[must_use]
+    pub fn joint_norms(mut self, at: &ModulePath, eps: f64) -> Attention {
+        let AttentionSizes { heads, kv_heads, head_dim, .. } = self.sizes();
+        let norm = |name: &str, heads| Some(RmsNorm::new(at.sub(name), heads * head_dim, eps));
+        (self.q_norm, self.k_norm) = (norm("q_norm", heads), norm("k_norm", kv_heads));
+        self
+    }
+
+    /// Whether its norms are of all heads together.
+    pub(crate) fn has_joint_norms(&self) -> bool {
+        let norms = [&self.q_norm, &self.k_norm].into_iter().flatten();
+        norms.into_iter().any(|norm| norm.weight.shape()[0] != self.head_dim)
     }
 
     /// Of which queries see at most `window` keys.
@@ -152,10 +164,9 @@ impl Attention {
     pub fn forward(&self, x_btd: &Var, at: &Positions, cache: Option<&LayerCache>) -> Result<Var> {
         let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
         let [q, k, v] = Linear::forward_after(&self.input, x_btd, projections)?;
-        let (q_bthc, k_btgc, v_btgc) = (self.heads(&q)?, self.heads(&k)?, self.heads(&v)?);
-
-        let q_bthc = at.rotate(&q_bthc, self.q_norm.as_ref())?;
-        let k_btgc = at.rotate(&k_btgc, self.k_norm.as_ref())?;
+        let q_bthc = self.normed_heads(q, self.q_norm.as_ref(), at)?;
+        let k_btgc = self.normed_heads(k, self.k_norm.as_ref(), at)?;
+        let v_btgc = ops::split_last(&v, self.head_dim)?;
         let (k_bsgc, v_bsgc) = match cache {
             Some(cache) => cache.extend(&k_btgc, &v_btgc)?,
             None => (k_btgc, v_btgc),
@@ -163,7 +174,6 @@ impl Attention {
 
         let mask =
             AttentionMask { causal: true, window: self.window, sequences: at.sequences.clone() };
-        let scale = (self.head_dim as f64).sqrt().recip();
         let shards = head_shards(q_bthc.value());
         let q_bthc = self.queries.redistribute(&q_bthc)?;
         let divides_heads = head_shards(q_bthc.value()) > shards;
@@ -180,9 +190,9 @@ impl Attention {
         let out_bthc = match tokens {
             Some(tokens) => {
                 let seen = Seen { tokens, words: at.words.as_ref(), window: self.window };
-                at.rings.attention([&q_bthc, &k_bsgc, &v_bsgc], &seen, scale)?
+                at.rings.attention([&q_bthc, &k_bsgc, &v_bsgc], &seen, self.scale)?
             }
-            None => ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, scale)?,
+            None => ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, self.scale)?,
         };
         let out_bthc = self.attended.redistribute(&out_bthc)?;
         self.o_proj.forward_before(&ops::merge_last(&out_bthc)?, &self.output)
@@ -215,9 +225,20 @@ impl Attention {
         Ok(Positions { sequences: AttentionSequences::Ranges(ranges), order, ..at })
     }
 
-    /// Reshapes [b, t, heads * c] to [b, t, heads, c], for any number of heads.
-    fn heads(&self, x: &Var) -> Result<Var> {
-        ops::split_last(x, self.head_dim)
+    /// The heads of queries or keys `x` [b, t, heads c], normalized and rotated: [b, t, heads, c].
+    fn normed_heads(&self, x: Var, norm: Option<&RmsNorm>, at: &Positions) -> Result<Var> {
+        let (x, of_heads) = match norm {
+            Some(norm) if norm.weight.shape()[0] != self.head_dim => (norm.forward(&x)?, None),
+            norm => (x, norm),
+        };
+        let x = ops::split_last(&x, self.head_dim)?;
+        let rotation = self.rotation.map(|number| &at.rotations[number]);
+        match (of_heads, rotation) {
+            (Some(norm), Some((cos, sin))) => norm.forward_rotated(&x, cos, sin),
+            (None, Some((cos, sin))) => ops::rope(&x, cos, sin, RopeStyle::Half),
+            (Some(norm), None) => norm.forward(&x),
+            (None, None) => Ok(x),
+        }
     }
 }
 

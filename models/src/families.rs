@@ -1,10 +1,14 @@
 //! Families of models: each says how its configuration is read, which blocks it is built of, and under which names its
 //! tensors are stored. Everything else is the [`Decoder`](crate::Decoder)'s.
 
+pub mod gemma3;
+pub mod gpt2;
 pub mod llama;
 pub mod llama_like;
 pub mod mistral;
 pub mod mixtral;
+pub mod olmo2;
+pub mod olmoe;
 pub mod qwen2;
 pub mod qwen3;
 
@@ -24,6 +28,10 @@ static FAMILIES: &[&dyn Family] = &[
     &LlamaLikeFamily::<mistral::MistralConfig>::FAMILY,
     &LlamaLikeFamily::<mixtral::MixtralConfig>::FAMILY,
     &LlamaLikeFamily::<qwen2::Qwen2Config>::FAMILY,
+    &LlamaLikeFamily::<gemma3::Gemma3Config>::FAMILY,
+    &gpt2::Gpt2,
+    &LlamaLikeFamily::<olmo2::Olmo2Config>::FAMILY,
+    &LlamaLikeFamily::<olmoe::OlmoeConfig>::FAMILY,
 ];
 
 /// Those of other crates.

@@ -78,7 +78,8 @@ def make(case: Case, folder: Path):
     else:
         sys.exit(f"{case.name}: no seed gives a usable routing")
 
-    save_weights(hub_tensors(model.state_dict(), model.config, case), folder, case.shards)
+    weights = hub_tensors(model.state_dict(), model.config, case)
+    save_weights(as_first_written(weights, case) if case.old_names else weights, folder, case.shards)
     save_file({"input_ids": input_ids, "labels": labels}, folder / "input.safetensors")
 
     model = load(folder)
@@ -133,9 +134,13 @@ def new_model(folder: Path):
 
 def load(folder: Path):
     """The model as a user of transformers would load it: proves that the folder is a valid one."""
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 @torch.no_grad()
@@ -145,11 +150,11 @@ def randomise(model, case: Case, random: np.random.Generator):
         shape = tuple(parameter.shape)
         value = random.standard_normal(shape)
 
-        if name.endswith("norm.weight"):
-            value = 1.0 + 0.5 * value
+        if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
+            value = 0.5 * value + (0.0 if model.config.model_type == "gemma3_text" else 1.0)
         elif name.endswith("bias"):
             value = 0.4 * value
-        elif name.endswith("embed_tokens.weight"):
+        elif name.endswith(("embed_tokens.weight", "wte.weight", "wpe.weight")):
             value = case.embedding_std * value
         else:
             value = 1.2 * value / np.sqrt(shape[-1])
@@ -222,6 +227,14 @@ def hub_tensors(tensors: dict, config, case: Case) -> dict:
     return stored
 
 
+def as_first_written(tensors: dict, case: Case) -> dict:
+    """The tensors of a GPT-2 as the hub's first files have them: without a prefix, with the masks of attention."""
+    positions = case.config["n_positions"]
+    mask = torch.ones(positions, positions).tril().reshape(1, 1, positions, positions)
+    masks = {f"h.{layer}.attn.bias": mask.clone() for layer in range(case.config["n_layer"])}
+    return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()} | masks
+
+
 def save_weights(tensors: dict, folder: Path, shards: int):
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -292,14 +305,19 @@ def verify_conditioning(model, input_ids, labels, expected: dict, case: Case):
 
 def verify_claims(model, case: Case):
     """Checks that transformers read from config.json the features that the case is about."""
-    config, layers = model.config, model.model.layers
+    config = model.config
+    if config.model_type == "gpt2":
+        verify_gpt2(model, case)
+        return
+    layers = model.model.layers
     attention = layers[0].self_attn
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     facts = {
         "heads": config.num_attention_heads,
         "kv_heads": config.num_key_value_heads,
         "head_dim": attention.head_dim,
-        "rope_theta": config.rope_parameters["rope_theta"],
-        "rope_type": config.rope_parameters["rope_type"],
+        "rope_theta": rope["rope_theta"],
+        "rope_type": rope["rope_type"],
         "tied": model.lm_head.weight is model.model.embed_tokens.weight,
         "bias": attention.q_proj.bias is not None and attention.o_proj.bias is not None,
         "biases": [attention.q_proj.bias is not None, attention.o_proj.bias is not None],
@@ -320,6 +338,19 @@ def verify_claims(model, case: Case):
 
     if facts["rope_type"] == "yarn" and not yarn_blends(model):
         sys.exit(f"{case.name}: no frequency is within YaRN's ramp")
+
+
+def verify_gpt2(model, case: Case):
+    """As verify_claims, for models without rotary positions."""
+    facts = {
+        "heads": model.config.n_head,
+        "tied": model.lm_head.weight is model.transformer.wte.weight,
+        "inner": model.transformer.h[0].mlp.c_fc.weight.shape[1],
+        "scaled_by_layer": model.config.scale_attn_by_inverse_layer_idx,
+    }
+    for name, claim in case.claims.items():
+        if facts[name] != claim:
+            sys.exit(f"{case.name}: {name} must be {claim} but is {facts[name]}")
 
 
 def yarn_blends(model) -> bool:

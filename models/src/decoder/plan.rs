@@ -44,6 +44,8 @@ pub(super) fn plan(model: &Decoder, parallelism: &ModelParallelism) -> Result<Mo
         ("*.self_attn.output", between_blocks.clone()),
         ("*.mlp.input", whole.clone()),
         ("*.mlp.gate_up_proj.weight", shard(1)),
+        ("*.mlp.up_proj.weight", shard(0)),
+        ("*.mlp.up_proj.bias", shard(0)),
         ("*.mlp.down_proj.weight", shard(1)),
         ("*.mlp.down_proj.lora_A.weight", shard(1)),
         ("*.mlp.output", between_blocks.clone()),
@@ -52,6 +54,12 @@ pub(super) fn plan(model: &Decoder, parallelism: &ModelParallelism) -> Result<Mo
         ("*.mlp.shared_experts.down_proj.weight", shard(1)),
         ("*.mlp.shared_experts.output", between_blocks.clone()),
     ];
+    if model.layers.iter().any(|layer| layer.self_attn.has_joint_norms()) {
+        rows.extend([
+            ("*.self_attn.q_norm.weight", heads.queries(0)),
+            ("*.self_attn.k_norm.weight", heads.keys()),
+        ]);
+    }
     match parallelism.loss_parallel {
         true => rows.extend([
             ("model.embed_tokens.weight", shard(0)),
