@@ -14,7 +14,7 @@ pub mod qwen3;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use meshgrad_error::{Result, error};
+use meshgrad_error::{Error, Result, error};
 use serde_json::Value;
 
 use self::llama_like::LlamaLikeFamily;
@@ -32,6 +32,27 @@ static FAMILIES: &[&dyn Family] = &[
     &gpt2::Gpt2,
     &LlamaLikeFamily::<olmo2::Olmo2Config>::FAMILY,
     &LlamaLikeFamily::<olmoe::OlmoeConfig>::FAMILY,
+];
+
+/// A `model_type` that is close to one of a family, which one, and what differs.
+const CLOSE: [(&str, &str, &str); 9] = [
+    ("gemma2", "gemma3_text", "it bounds scores and logits, and has no norms of queries and keys"),
+    (
+        "gemma3",
+        "gemma3_text",
+        "it has images; its `text_config` is the configuration of the text model",
+    ),
+    ("granite", "llama", "it multiplies embeddings, scores, residuals and logits by factors"),
+    ("mistral3", "mistral", "it has images"),
+    ("olmo3", "olmo2", "most of its layers have a window"),
+    ("phi3", "llama", "its files merge the projections to heads, and gate and up"),
+    ("qwen2_5_vl", "qwen2", "it has images"),
+    (
+        "qwen2_moe",
+        "qwen3_moe",
+        "it has biases, a gated shared expert and no norms of queries and keys",
+    ),
+    ("smollm3", "llama", "some of its layers have no rotation"),
 ];
 
 /// Those of other crates.
@@ -112,8 +133,29 @@ pub fn family(model_type: &str) -> Option<&'static dyn Family> {
 /// For invalid JSON; for a `model_type` of no family, with those that there are; as [`Family::read_json`].
 pub fn from_json(text: &str) -> Result<Arc<dyn FamilyConfig>> {
     let keys = json::keys_of(text)?;
-    json::check_model_type(&keys, &model_types())?;
-    let name = keys.get("model_type").and_then(Value::as_str).unwrap_or_default();
-    let family = family(name).ok_or_else(|| error!(Unsupported, "model_type is `{name}`"))?;
-    family.read_json(keys)
+    let found = keys.get("model_type");
+    match found.and_then(Value::as_str).and_then(family) {
+        Some(family) => family.read_json(keys),
+        None => Err(unknown(found)),
+    }
+}
+
+/// The error for a `model_type` of no family.
+fn unknown(found: Option<&Value>) -> Error {
+    let name = found.and_then(Value::as_str);
+    let found = match (found, name) {
+        (Some(_), Some(name)) => format!("`{name}`"),
+        (Some(other), None) => other.to_string(),
+        (None, _) => "missing".to_owned(),
+    };
+    let known: Vec<String> = model_types().iter().map(|name| format!("`{name}`")).collect();
+    let close = CLOSE.iter().find(|(other, ..)| Some(*other) == name);
+    let close = close
+        .map(|(other, close, differs)| format!("; `{other}` is close to `{close}`, but {differs}"));
+    error!(
+        Unsupported,
+        "model_type is {found}; supported are {}{}",
+        known.join(", "),
+        close.unwrap_or_default()
+    )
 }

@@ -2,6 +2,7 @@
 """Writes tests/parity/fixtures: tiny models with the logits, loss and gradients that transformers computes.
 
     make_fixtures.py [NAME ...]      writes the named cases, by default all
+    make_fixtures.py --greedy [NAME ...]  writes only greedy.safetensors, the texts that the committed models continue
     make_fixtures.py --check         recomputes every case and compares with the committed files; writes nothing
 
 Legend: B sequences, T tokens, V vocabulary, E experts, F expert hidden size, H model width.
@@ -39,6 +40,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("names", nargs="*")
     arguments.add_argument("--check", action="store_true")
+    arguments.add_argument("--greedy", action="store_true")
     options = arguments.parse_args()
 
     unknown = set(options.names) - {case.name for case in CASES}
@@ -53,6 +55,11 @@ def main():
     chosen = [case for case in CASES if case.name in options.names or not options.names]
     if options.check:
         check(chosen)
+        return
+
+    if options.greedy:
+        for case in chosen:
+            save_greedy(FIXTURES / case.name, case)
         return
 
     for case in chosen:
@@ -87,6 +94,18 @@ def make(case: Case, folder: Path):
     expected = expectation(model, input_ids, labels, case)
     verify_conditioning(model, input_ids, labels, expected, case)
     save_file(expected, folder / "expected.safetensors")
+    save_greedy(folder, case)
+
+
+def save_greedy(folder: Path, case: Case):
+    """Writes the first text up to its fourth token, continued by the likeliest tokens: greedy [1, T]."""
+    model = load(folder).eval()
+    prompt = load_file(folder / "input.safetensors")["input_ids"][:1, :4]
+    model.generation_config.eos_token_id = None
+    greedy = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=case.tokens - 4, pad_token_id=0
+    )
+    save_file({"greedy": greedy}, folder / "greedy.safetensors")
 
 
 def check(cases: list[Case]):
