@@ -1,19 +1,23 @@
-//! Grouped-query attention with rotary positions.
+//! Attention of queries to the keys and values that [projections](Projections) make of tokens.
 //!
 //! Legend: b batch, t queries, s keys, d hidden size, h query heads, g key-value heads, c features
-//! per head.
+//! per head of queries and keys.
 
-use std::sync::{Arc, Mutex, PoisonError};
+mod grouped;
+mod latent;
+mod rotary;
 
 use meshgrad_autograd::{Init, Module, ModulePath, Result, Seam, Var, ops};
 use meshgrad_collectives::redistribute;
 use meshgrad_mesh::Placement;
-use meshgrad_runtime::ops::{AttentionMask, AttentionSequences, RopeStyle};
-use meshgrad_runtime::{Device, Tensor};
+use meshgrad_runtime::Tensor;
+use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
 
+pub use self::grouped::{AttentionSizes, GroupedProjections};
+pub use self::latent::{LatentProjections, LatentSizes};
+pub use self::rotary::Rotary;
 use crate::by_document::RowOrder;
 use crate::cache::LayerCache;
-use crate::config::Rope;
 use crate::layers::Linear;
 use crate::norms::RmsNorm;
 use crate::ring::{Rings, Seen};
@@ -34,47 +38,24 @@ pub struct Positions {
     pub(crate) rings: Rings,
 }
 
-/// The sizes of an attention block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AttentionSizes {
-    /// d.
-    pub inputs: usize,
-    /// h.
-    pub heads: usize,
-    /// g, a divisor of h.
-    pub kv_heads: usize,
-    /// c.
-    pub head_dim: usize,
-}
-
 /// The attention block of a layer.
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Attention {
     /// Before the projections to heads.
     pub input: Seam,
-    /// From d to h c features.
-    pub q_proj: Linear,
-    /// From d to g c features.
-    pub k_proj: Linear,
-    /// From d to g c features.
-    pub v_proj: Linear,
+    /// Of tokens to queries, keys and values.
+    pub projections: Projections,
     /// Of queries, before attention.
     pub queries: Seam,
     /// Of keys and values, before attention.
     pub keys: Seam,
     /// Of the result of attention.
     pub attended: Seam,
-    /// From h c to d features.
+    /// From the values of h heads to d features.
     pub o_proj: Linear,
     /// After `o_proj`.
     pub output: Seam,
-    /// Of queries, before their rotation: over the c features of a head, or over all h c.
-    pub q_norm: Option<RmsNorm>,
-    /// Of keys, before their rotation: over the c features of a head, or over all g c.
-    pub k_norm: Option<RmsNorm>,
-    /// c.
-    pub head_dim: usize,
     /// The factor of scores, 1 / sqrt(c) at first.
     pub scale: f64,
     /// The number of its rotation among those of the model, 0 at first; `None` for none.
@@ -83,26 +64,47 @@ pub struct Attention {
     pub window: Option<usize>,
 }
 
+/// How queries, keys and values are made of tokens.
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
+pub enum Projections {
+    /// By a projection each.
+    Grouped(GroupedProjections),
+    /// Through narrow latents.
+    Latent(LatentProjections),
+}
+
 impl Attention {
-    /// A block at the path `at`, without biases, norms and a window.
+    /// A block at the path `at` with grouped queries, without biases, norms and a window.
     pub fn new(at: &ModulePath, sizes: AttentionSizes, init: Init) -> Attention {
-        let AttentionSizes { inputs: d, heads: h, kv_heads: g, head_dim: c } = sizes;
-        let linear =
-            |name: &str, inputs, outputs| Linear::new(at.sub(name), inputs, outputs).init(init);
+        let projections = GroupedProjections::new(at, sizes, init);
+        let values = sizes.heads * sizes.head_dim;
+        Attention::of(at, Projections::Grouped(projections), [values, sizes.inputs], init)
+    }
+
+    /// A block at the path `at` with latents, without biases and a window. Norms of latents have this `eps`.
+    pub fn latent(at: &ModulePath, sizes: LatentSizes, eps: f64, init: Init) -> Attention {
+        let projections = LatentProjections::new(at, sizes, eps, init);
+        let values = sizes.heads * sizes.values;
+        Attention::of(at, Projections::Latent(projections), [values, sizes.inputs], init)
+    }
+
+    fn of(
+        at: &ModulePath,
+        projections: Projections,
+        [values, outputs]: [usize; 2],
+        init: Init,
+    ) -> Attention {
+        let head_dim = projections.sizes().head_dim;
         Attention {
             input: Seam::new(at.sub("input")),
-            q_proj: linear("q_proj", d, h * c),
-            k_proj: linear("k_proj", d, g * c),
-            v_proj: linear("v_proj", d, g * c),
+            projections,
             queries: Seam::new(at.sub("queries")),
             keys: Seam::new(at.sub("keys")),
             attended: Seam::new(at.sub("attended")),
-            o_proj: linear("o_proj", h * c, d),
+            o_proj: Linear::new(at.sub("o_proj"), values, outputs).init(init),
             output: Seam::new(at.sub("output")),
-            q_norm: None,
-            k_norm: None,
-            head_dim: c,
-            scale: (c as f64).sqrt().recip(),
+            scale: (head_dim as f64).sqrt().recip(),
             rotation: Some(0),
             window: None,
         }
@@ -110,43 +112,44 @@ impl Attention {
 
     /// Its sizes.
     pub fn sizes(&self) -> AttentionSizes {
-        let [of_queries, inputs] = [0, 1].map(|dim| self.q_proj.weight.shape()[dim]);
-        let [heads, kv_heads] =
-            [of_queries, self.k_proj.weight.shape()[0]].map(|features| features / self.head_dim);
-        AttentionSizes { inputs, heads, kv_heads, head_dim: self.head_dim }
+        self.projections.sizes()
     }
 
-    /// With biases of the projections to heads, and of the one from them.
+    /// Features per head of values.
+    pub(crate) fn value_features(&self) -> usize {
+        self.o_proj.weight.shape()[1] / self.sizes().heads
+    }
+
+    /// With biases of the projections from tokens, and of the one of the result.
     #[must_use]
-    pub fn biases(mut self, of_heads: bool, of_output: bool) -> Attention {
-        for projection in [&mut self.q_proj, &mut self.k_proj, &mut self.v_proj] {
-            *projection = projection.clone().bias(of_heads);
+    pub fn biases(mut self, of_tokens: bool, of_output: bool) -> Attention {
+        for projection in self.projections.of_tokens() {
+            *projection = projection.clone().bias(of_tokens);
         }
         self.o_proj = self.o_proj.bias(of_output);
         self
     }
 
-    /// With norms of each head of queries and keys.
+    /// With norms of each head of grouped queries and keys. `norm` makes one of its name and features.
     #[must_use]
-    pub fn head_norms(mut self, at: &ModulePath, eps: f64) -> Attention {
-        let norm = |name: &str| Some(RmsNorm::new(at.sub(name), self.head_dim, eps));
-        (self.q_norm, self.k_norm) = (norm("q_norm"), norm("k_norm"));
+    pub fn head_norms(mut self, norm: impl Fn(&str, usize) -> RmsNorm) -> Attention {
+        if let Projections::Grouped(grouped) = &mut self.projections {
+            let features = grouped.head_dim;
+            grouped.q_norm = Some(norm("q_norm", features));
+            grouped.k_norm = Some(norm("k_norm", features));
+        }
         self
     }
 
-    /// With norms of all heads of queries, and of all of keys, together (OLMo et al. 2024).
+    /// With norms of all heads of grouped queries, and of all of keys, together (OLMo et al. 2024).
     #[must_use]
-    pub fn joint_norms(mut self, at: &ModulePath, eps: f64) -> Attention {
-        let AttentionSizes { heads, kv_heads, head_dim, .. } = self.sizes();
-        let norm = |name: &str, heads| Some(RmsNorm::new(at.sub(name), heads * head_dim, eps));
-        (self.q_norm, self.k_norm) = (norm("q_norm", heads), norm("k_norm", kv_heads));
+    pub fn joint_norms(mut self, norm: impl Fn(&str, usize) -> RmsNorm) -> Attention {
+        if let Projections::Grouped(grouped) = &mut self.projections {
+            let AttentionSizes { heads, kv_heads, head_dim, .. } = grouped.sizes();
+            grouped.q_norm = Some(norm("q_norm", heads * head_dim));
+            grouped.k_norm = Some(norm("k_norm", kv_heads * head_dim));
+        }
         self
-    }
-
-    /// Whether its norms are of all heads together.
-    pub(crate) fn has_joint_norms(&self) -> bool {
-        let norms = [&self.q_norm, &self.k_norm].into_iter().flatten();
-        norms.into_iter().any(|norm| norm.weight.shape()[0] != self.head_dim)
     }
 
     /// Of which queries see at most `window` keys.
@@ -162,11 +165,11 @@ impl Attention {
     /// # Errors
     /// When shapes do not match or the cache is full.
     pub fn forward(&self, x_btd: &Var, at: &Positions, cache: Option<&LayerCache>) -> Result<Var> {
-        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
-        let [q, k, v] = Linear::forward_after(&self.input, x_btd, projections)?;
-        let q_bthc = self.normed_heads(q, self.q_norm.as_ref(), at)?;
-        let k_btgc = self.normed_heads(k, self.k_norm.as_ref(), at)?;
-        let v_btgc = ops::split_last(&v, self.head_dim)?;
+        let tables = self.rotation.map(|number| &at.rotations[number]);
+        let [q_bthc, k_btgc, v_btgc] = match &self.projections {
+            Projections::Grouped(grouped) => grouped.forward(&self.input, x_btd, tables)?,
+            Projections::Latent(latent) => latent.forward(&self.input, x_btd, tables)?,
+        };
         let (k_bsgc, v_bsgc) = match cache {
             Some(cache) => cache.extend(&k_btgc, &v_btgc)?,
             None => (k_btgc, v_btgc),
@@ -195,6 +198,10 @@ impl Attention {
             None => ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, self.scale)?,
         };
         let out_bthc = self.attended.redistribute(&out_bthc)?;
+        let out_bthc = match &self.projections {
+            Projections::Grouped(_) => out_bthc,
+            Projections::Latent(latent) => latent.values(&out_bthc)?,
+        };
         self.o_proj.forward_before(&ops::merge_last(&out_bthc)?, &self.output)
     }
 
@@ -224,20 +231,21 @@ impl Attention {
         let ranges = ops::visible_keys(&whole_along(&self.queries, words)?, &of_keys, None)?;
         Ok(Positions { sequences: AttentionSequences::Ranges(ranges), order, ..at })
     }
+}
 
-    /// The heads of queries or keys `x` [b, t, heads c], normalized and rotated: [b, t, heads, c].
-    fn normed_heads(&self, x: Var, norm: Option<&RmsNorm>, at: &Positions) -> Result<Var> {
-        let (x, of_heads) = match norm {
-            Some(norm) if norm.weight.shape()[0] != self.head_dim => (norm.forward(&x)?, None),
-            norm => (x, norm),
-        };
-        let x = ops::split_last(&x, self.head_dim)?;
-        let rotation = self.rotation.map(|number| &at.rotations[number]);
-        match (of_heads, rotation) {
-            (Some(norm), Some((cos, sin))) => norm.forward_rotated(&x, cos, sin),
-            (None, Some((cos, sin))) => ops::rope(&x, cos, sin, RopeStyle::Half),
-            (Some(norm), None) => norm.forward(&x),
-            (None, None) => Ok(x),
+impl Projections {
+    fn sizes(&self) -> AttentionSizes {
+        match self {
+            Projections::Grouped(grouped) => grouped.sizes(),
+            Projections::Latent(latent) => latent.attention_sizes(),
+        }
+    }
+
+    /// Those of the tokens themselves, not of latents.
+    fn of_tokens(&mut self) -> Vec<&mut Linear> {
+        match self {
+            Projections::Grouped(it) => vec![&mut it.q_proj, &mut it.k_proj, &mut it.v_proj],
+            Projections::Latent(it) => it.of_tokens(),
         }
     }
 }
@@ -260,48 +268,4 @@ fn with_heads_for(q: &Var, x: &Var) -> Result<Var> {
     let each = ops::reshape(x, &[b, s, g, 1, c])?;
     let repeated = ops::broadcast_to(&each, &[b, s, g, copies, c])?;
     ops::reshape(&repeated, &[b, s, g * copies, c])
-}
-
-/// The frequencies of the rotary embedding. Clones share the copy on the device.
-#[derive(Clone)]
-pub struct Rotary {
-    /// Radians per position, for each pair of features.
-    frequencies: Vec<f32>,
-    attention_factor: f64,
-    /// The frequencies on the device that was used last, copied once.
-    on_device: Arc<Mutex<Option<Tensor>>>,
-}
-
-impl Rotary {
-    /// The frequencies of heads of `head_dim` features.
-    pub fn new(rope: &Rope, head_dim: usize) -> Rotary {
-        let frequencies = rope.inverse_frequencies(head_dim).into_iter();
-        Rotary {
-            frequencies: frequencies.map(|radians| radians as f32).collect(),
-            attention_factor: rope.attention_factor(),
-            on_device: Arc::default(),
-        }
-    }
-
-    /// Cosines and sines for `positions`, i64 [b, t]: each [b, t, c/2], f32.
-    ///
-    /// # Errors
-    /// When memory runs out.
-    pub fn tables(&self, positions: &Tensor) -> Result<(Tensor, Tensor)> {
-        let frequencies = self.frequencies_on(positions.device())?;
-        ops::rope_tables(positions, &frequencies, self.attention_factor)
-    }
-
-    fn frequencies_on(&self, device: &Device) -> Result<Tensor> {
-        let mut cached = self.on_device.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(cached) = &*cached
-            && cached.device() == device
-        {
-            return cached.as_replicated();
-        }
-        let shape = [self.frequencies.len()];
-        let frequencies = Tensor::from_slice(device, &shape, &self.frequencies)?;
-        *cached = Some(frequencies.clone());
-        frequencies.as_replicated()
-    }
 }

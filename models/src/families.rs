@@ -65,6 +65,7 @@ static REGISTERED: RwLock<Vec<&'static dyn Family>> = RwLock::new(Vec::new());
 /// use meshgrad_autograd::{Module, ModulePath};
 /// use meshgrad_models::attention::Attention;
 /// use meshgrad_models::families::llama_like::{LlamaKeys, LlamaLike, LlamaLikeFamily};
+/// use meshgrad_models::norms::RmsNorm;
 /// use meshgrad_models::{Decoder, families};
 /// use serde::{Deserialize, Serialize};
 /// use serde_json::{Value, json};
@@ -96,7 +97,7 @@ static REGISTERED: RwLock<Vec<&'static dyn Family>> = RwLock::new(Vec::new());
 ///     }
 ///
 ///     fn attention(&self, at: &ModulePath, _number: usize) -> Attention {
-///         self.keys.attention(at).head_norms(at, 1e-5)
+///         self.keys.attention(at).head_norms(|name, features| RmsNorm::new(at.sub(name), features, 1e-5))
 ///     }
 /// }
 ///

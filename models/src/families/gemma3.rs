@@ -160,9 +160,9 @@ impl LlamaLike for Gemma3Config {
     fn attention(&self, at: &ModulePath, number: usize) -> Attention {
         let (is_local, eps) = (self.is_local(number), self.keys.rms_norm_eps);
         let mut attention =
-            self.keys.attention(at).biases(self.attention_bias, self.attention_bias);
-        let norm = |name: &str| Some(RmsNorm::around_one(at.sub(name), attention.head_dim, eps));
-        (attention.q_norm, attention.k_norm) = (norm("q_norm"), norm("k_norm"));
+            self.keys.attention(at).biases(self.attention_bias, self.attention_bias).head_norms(
+                |name, features| RmsNorm::around_one(at.sub(name), features, eps),
+            );
         attention.scale = self.query_pre_attn_scalar.sqrt().recip();
         attention.rotation = Some(if is_local { LOCAL } else { GLOBAL });
         attention.window(self.sliding_window.filter(|_| is_local))

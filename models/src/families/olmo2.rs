@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::llama_like::{LlamaKeys, LlamaLike};
 use crate::attention::Attention;
 use crate::layer::{FeedForward, Layer};
+use crate::norms::RmsNorm;
 
 /// The configuration of an OLMo 2.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -49,7 +50,8 @@ impl LlamaLike for Olmo2Config {
 
     fn attention(&self, at: &ModulePath, _number: usize) -> Attention {
         let attention = self.keys.attention(at).biases(self.attention_bias, self.attention_bias);
-        attention.joint_norms(at, self.keys.rms_norm_eps)
+        let eps = self.keys.rms_norm_eps;
+        attention.joint_norms(|name, features| RmsNorm::new(at.sub(name), features, eps))
     }
 
     /// Norms are after the blocks.

@@ -9,6 +9,7 @@ use crate::attention::Attention;
 use crate::config::checks::{check_experts, check_numbers};
 use crate::config::json::unify;
 use crate::layer::FeedForward;
+use crate::norms::RmsNorm;
 
 /// The configuration of an OLMoE. `intermediate_size` is that of an expert.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -105,7 +106,8 @@ impl LlamaLike for OlmoeConfig {
 
     fn attention(&self, at: &ModulePath, _number: usize) -> Attention {
         let attention = self.keys.attention(at).biases(self.attention_bias, self.attention_bias);
-        attention.joint_norms(at, self.keys.rms_norm_eps)
+        let eps = self.keys.rms_norm_eps;
+        attention.joint_norms(|name, features| RmsNorm::new(at.sub(name), features, eps))
     }
 
     fn feed_forward(&self, at: &ModulePath, _number: usize) -> FeedForward {

@@ -125,7 +125,7 @@ impl Qwen3Config {
         };
         Attention::new(at, sizes, self.init())
             .biases(self.attention_bias, self.attention_bias)
-            .head_norms(at, self.rms_norm_eps)
+            .head_norms(|name, features| RmsNorm::new(at.sub(name), features, self.rms_norm_eps))
             .window(self.window(number))
     }
 
