@@ -1,6 +1,7 @@
 //! Families of models: each says how its configuration is read, which blocks it is built of, and under which names its
 //! tensors are stored. Everything else is the [`Decoder`](crate::Decoder)'s.
 
+pub mod deepseek_v3;
 pub mod gemma3;
 pub mod gpt2;
 pub mod llama;
@@ -28,6 +29,7 @@ static FAMILIES: &[&dyn Family] = &[
     &LlamaLikeFamily::<mistral::MistralConfig>::FAMILY,
     &LlamaLikeFamily::<mixtral::MixtralConfig>::FAMILY,
     &LlamaLikeFamily::<qwen2::Qwen2Config>::FAMILY,
+    &LlamaLikeFamily::<deepseek_v3::DeepseekV3Config>::FAMILY,
     &LlamaLikeFamily::<gemma3::Gemma3Config>::FAMILY,
     &gpt2::Gpt2,
     &LlamaLikeFamily::<olmo2::Olmo2Config>::FAMILY,
@@ -35,7 +37,8 @@ static FAMILIES: &[&dyn Family] = &[
 ];
 
 /// A `model_type` that is close to one of a family, which one, and what differs.
-const CLOSE: [(&str, &str, &str); 9] = [
+const CLOSE: [(&str, &str, &str); 10] = [
+    ("deepseek_v2", "deepseek_v3", "it chooses experts by a softmax, and groups by their best expert"),
     ("gemma2", "gemma3_text", "it bounds scores and logits, and has no norms of queries and keys"),
     (
         "gemma3",

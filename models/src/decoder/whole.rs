@@ -58,7 +58,7 @@ pub struct ParameterCount {
     pub attention: u64,
     /// The other norms.
     pub norms: u64,
-    /// MLPs of dense layers.
+    /// MLPs of dense layers, and experts that all tokens have.
     pub dense_mlp: u64,
     /// Routers of sparse layers.
     pub routers: u64,
@@ -87,6 +87,7 @@ impl ParameterCount {
                         [&moe.gate_up_proj, &moe.down_proj].map(|it| elements(it.shape()));
                     let experts = experts.iter().sum::<u64>();
                     count.routers += elements(moe.router.gate.shape());
+                    count.dense_mlp += moe.shared.as_ref().map_or(0, all);
                     count.experts += experts;
                     count.active_experts +=
                         experts / moe.router.experts() as u64 * moe.router.top_k as u64;

@@ -55,6 +55,11 @@ pub trait LlamaLike:
     /// Gives `keys`, which have the names of the configuration, those of config.json.
     fn rename_back(&self, _keys: &mut Map<String, Value>) {}
 
+    /// With what follows from its own keys.
+    fn completed(self) -> Self {
+        self
+    }
+
     /// The common keys.
     fn keys(&self) -> &LlamaKeys;
 
@@ -133,7 +138,7 @@ impl<C: LlamaLike> Family for LlamaLikeFamily<C> {
     fn read_json(&self, mut keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>> {
         C::rename(&mut keys)?;
         let config: C = json::settings(&known::<C>(), C::defaults(), keys)?;
-        let config = with_theta(config);
+        let config = with_theta(config).completed();
         problems(&config).check(Kind::Malformed)?;
         Ok(Arc::new(config))
     }
@@ -154,7 +159,7 @@ impl<C: LlamaLike> Family for LlamaLikeFamily<C> {
             _ => Map::new(),
         };
         settings.extend(keys);
-        Ok(Arc::new(with_theta(serde_json::from_value::<C>(settings.into())?)))
+        Ok(Arc::new(with_theta(serde_json::from_value::<C>(settings.into())?).completed()))
     }
 }
 
