@@ -165,12 +165,15 @@ def load(folder: Path):
 @torch.no_grad()
 def randomise(model, case: Case, random: np.random.Generator):
     """Gives every parameter values far from its initial ones: a missing bias or norm weight must change the result."""
-    for name, parameter in model.named_parameters():
+    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+    for name, parameter in [*model.named_parameters(), *biases]:
         shape = tuple(parameter.shape)
         value = random.standard_normal(shape)
 
         if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
             value = 0.5 * value + (0.0 if model.config.model_type == "gemma3_text" else 1.0)
+        elif name.endswith("correction_bias"):
+            value = 0.1 * value
         elif name.endswith("bias"):
             value = 0.4 * value
         elif name.endswith(("embed_tokens.weight", "wte.weight", "wpe.weight")):
@@ -196,6 +199,8 @@ def batch(config, case: Case, random: np.random.Generator):
 def routing_is_usable(model, input_ids, case: Case) -> bool:
     if not hasattr(model.config, "num_experts_per_tok"):
         return True
+    if model.config.model_type == "deepseek_v3":
+        return groups_are_clear(model, input_ids)
     top_k, experts = model.config.num_experts_per_tok, model.config.num_experts
     idle_layers = 0
 
@@ -210,6 +215,34 @@ def routing_is_usable(model, input_ids, case: Case) -> bool:
         idle_layers += ranked.indices[:, :top_k].unique().numel() < experts
 
     return (idle_layers > 0) == case.idle_expert
+
+
+def groups_are_clear(model, input_ids) -> bool:
+    """Whether the chosen groups and experts of DeepSeek-V3 are clear of ties, and every expert has a token."""
+    config = model.config
+    gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+    routed = []
+    hooks = [gate.register_forward_hook(lambda gate, _, output: routed.append((gate, output))) for gate in gates]
+    with torch.no_grad():
+        model(input_ids=input_ids)
+    for hook in hooks:
+        hook.remove()
+
+    for gate, (logits, _, experts) in routed:
+        scores = logits.sigmoid() + gate.e_score_correction_bias
+        grouped = scores.view(len(scores), config.n_group, -1)
+        of_groups = grouped.topk(2, dim=-1).values.sum(-1).sort(-1, descending=True)
+        if config.topk_group < config.n_group:
+            margin = of_groups.values[:, config.topk_group - 1] - of_groups.values[:, config.topk_group]
+            if margin.min() < ROUTING_MARGIN:
+                return False
+        mask = torch.ones_like(grouped, dtype=torch.bool)
+        mask.scatter_(1, of_groups.indices[:, : config.topk_group, None].expand(-1, -1, grouped.shape[-1]), False)
+        ranked = grouped.masked_fill(mask, float("-inf")).flatten(1).sort(-1, descending=True).values
+        margin = ranked[:, config.num_experts_per_tok - 1] - ranked[:, config.num_experts_per_tok]
+        if margin.min() < ROUTING_MARGIN or experts.unique().numel() < config.n_routed_experts:
+            return False
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -334,12 +367,16 @@ def verify_claims(model, case: Case):
     facts = {
         "heads": config.num_attention_heads,
         "kv_heads": config.num_key_value_heads,
-        "head_dim": attention.head_dim,
+        "head_dim": getattr(attention, "head_dim", None),
         "rope_theta": rope["rope_theta"],
         "rope_type": rope["rope_type"],
         "tied": model.lm_head.weight is model.model.embed_tokens.weight,
-        "bias": attention.q_proj.bias is not None and attention.o_proj.bias is not None,
-        "biases": [attention.q_proj.bias is not None, attention.o_proj.bias is not None],
+        "bias": has_bias(attention, "q_proj") and has_bias(attention, "o_proj"),
+        "biases": [has_bias(attention, "q_proj"), has_bias(attention, "o_proj")],
+        "bias_of_latent": has_bias(attention, "kv_a_proj_with_mqa"),
+        "latent_queries": getattr(attention, "q_a_proj", None) is not None,
+        "interleaved": getattr(config, "rope_interleave", None),
+        "scaling": attention.scaling,
         "windows": [getattr(layer.self_attn, "sliding_window", None) for layer in layers],
         "sliding_window": getattr(config, "sliding_window", None),
         "moe_layers": [i for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")],
@@ -357,6 +394,11 @@ def verify_claims(model, case: Case):
 
     if facts["rope_type"] == "yarn" and not yarn_blends(model):
         sys.exit(f"{case.name}: no frequency is within YaRN's ramp")
+
+
+def has_bias(block, name: str) -> bool:
+    projection = getattr(block, name, None)
+    return projection is not None and projection.bias is not None
 
 
 def verify_gpt2(model, case: Case):
