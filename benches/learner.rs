@@ -19,7 +19,6 @@ pub(crate) fn adamw() -> OptimizerConfig {
 pub(crate) struct Learner {
     model: Decoder,
     optimizer: Optimizer,
-    device: Device,
     dtype: DType,
     step: u64,
 }
@@ -33,20 +32,18 @@ impl Learner {
         config: &OptimizerConfig,
     ) -> anyhow::Result<Learner> {
         let optimizer = Optimizer::new(&model, device, config, 1)?;
-        Ok(Learner { model, optimizer, device: device.clone(), dtype, step: 0 })
+        Ok(Learner { model, optimizer, dtype, step: 0 })
     }
 
     /// Runs a step. Returns its mean loss, and the seconds of forward, backward and optimizer.
     pub(crate) fn step(&mut self, batch: &TokenBatch) -> anyhow::Result<(f64, [f64; 3])> {
         self.step += 1;
-        let compute = Compute { dtype: self.dtype, checkpointing: false };
+        let compute = Compute::new(self.dtype);
         let (forward, recorded) = seconds(|| Tape::record(|| self.model.loss(batch, compute)));
         let (loss, tape) = recorded?;
 
-        let one = ops::full(&self.device, loss.total.shape(), DType::F32, 1.0)?;
         let grads = self.optimizer.grads();
-        grads.last_pass();
-        let (backward, done) = seconds(|| tape.backward(&[(&loss.total, one)], grads));
+        let (backward, done) = seconds(|| tape.backward(&loss.total, grads));
         done?;
 
         let (optimizer, norm) =

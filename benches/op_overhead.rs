@@ -128,7 +128,7 @@ fn turn(device: &Device, operations: usize) -> anyhow::Result<[f64; 4]> {
             })
         });
         let (y, tape) = recorded?;
-        let (backward, done) = seconds(|| tape.backward(&[(&y, one.clone())], &mut grads));
+        let (backward, done) = seconds(|| tape.backward_from(&[(&y, one.clone())], &mut grads));
         done?;
         anyhow::Ok([record, backward])
     };

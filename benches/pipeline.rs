@@ -168,7 +168,7 @@ fn train(
     let (mesh, device) = (Mesh::new(&[RANKS], &["pp"])?, rank.device());
     let cut = cut(schedule, rank.rank())?;
     let model = whole(weights)?;
-    let compute = Compute { dtype: DType::F32, checkpointing: false };
+    let compute = Compute::new(DType::F32);
     Redistributor::new(rank).run_on(&cut.stage_mesh()?, || -> anyhow::Result<()> {
         let meta = |device: &Device| batch(device, 0);
         let pipeline = Pipeline::learn(&cut, rank, &model, compute, meta)?;

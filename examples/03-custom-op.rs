@@ -15,7 +15,7 @@ fn softplus(x: &Var) -> Result<Var> {
     y.tracked([x], move |dy, [dx]| dx.add(|| ops::mul(dy, &ops::sigmoid(&kept_x.get()?)?)))
 }
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::cpu();
     let x = Tensor::from_slice(&device, &[4], &[-2.0f64, -0.5, 0.0, 3.0])?;
     println!("softplus {:.4?}", softplus(&Var::constant(x.clone()))?.value().to_vec::<f64>()?);

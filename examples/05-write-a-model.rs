@@ -4,9 +4,8 @@
 //! `cargo run --release --example 05-write-a-model`
 
 use meshgrad::models::families::qwen3::Qwen3Config;
-use meshgrad::models::layers::{Linear, RmsNorm};
 use meshgrad::prelude::*;
-use meshgrad::train::config::{Config, NoTables};
+use meshgrad::train::config::NoTables;
 use meshgrad::train::session::Session;
 
 /// Predicts a token from the one before it. Legend: b batch, t tokens, d features, v vocabulary.
@@ -85,7 +84,7 @@ fn main() -> anyhow::Result<()> {
     let meta = Device::meta(device.properties());
     let large = Decoder::materialized(&config, &meta, 1)?;
     let ids = Tensor::from_slice(&meta, &[1, 4096], &vec![0i64; 4096])?;
-    large.logits(&ids, Compute { dtype: DType::BF16, checkpointing: false })?;
+    large.logits(&ids, Compute::new(DType::BF16))?;
     let (work, memory) = (meta.work(), meta.memory_stats());
     println!(
         "Qwen3-30B-A3B, 4096 tokens forward: {:.1} TFLOP in {} ops, peak {} GB",

@@ -9,11 +9,9 @@ use meshgrad::ckpt::ranks::{Ranks, ShardedSnapshot};
 use meshgrad::prelude::*;
 use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::checkpoint;
-use meshgrad::train::config::Config;
 use meshgrad::train::data::Data;
 use meshgrad::train::decoder;
 use meshgrad::train::run_folder::RunFolder;
-use meshgrad::train::trainer::Trainer;
 
 const SMALL: &str = r#"
     train = { steps = 20, batch_size = 4, micro_batch_size = 2, seq_len = 64 }

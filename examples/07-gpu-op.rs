@@ -178,7 +178,7 @@ fn form(matrices: &[&Tensor]) -> Result<Form> {
     Ok(Form::new(dtype, matrices[0].extent(-1)?, aligned))
 }
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gpu = match std::env::args().nth(1).as_deref() {
         Some("cuda") => Device::cuda(0)?,
         _ => Device::emulator(0)?,

@@ -9,10 +9,8 @@
 //!
 //! All of them print the same lines, one per rank. `meshgrad launch` adds a prefix with the rank.
 
-use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Collectives, Local, ProcessRank, Rank, Reduction};
-use meshgrad::mesh::Mesh;
-use meshgrad::runtime::{Result, Tensor};
+use meshgrad::comm::{Collectives, Reduction};
+use meshgrad::prelude::*;
 
 /// Sums over each axis of a 2 x 4 mesh, and over both.
 fn sums(rank: &dyn Rank) -> Result<String> {
@@ -42,21 +40,15 @@ fn sums(rank: &dyn Rank) -> Result<String> {
     ))
 }
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let ranks = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["--ranks", ranks] => Some(ranks.parse()?),
-        [] if Environment::read()?.is_none() => Some(8),
-        [] => None,
+    let threads = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--ranks", ranks] => ranks.parse()?,
+        [] => 8,
         _ => return Err("usage: 09-ranks [--ranks 8]".into()),
     };
-    match ranks {
-        Some(ranks) => {
-            for line in Local::run(ranks, |rank| sums(rank))? {
-                println!("{line}");
-            }
-        }
-        None => println!("{}", sums(&ProcessRank::from_env()?)?),
+    for line in ranks::run(threads, sums)? {
+        println!("{line}");
     }
     Ok(())
 }

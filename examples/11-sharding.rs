@@ -1,8 +1,6 @@
 //! Two layers, data parallel over dp, column and then row parallel over tp: one source for one rank
 //! and for four. `scripts/prove/dtensor` trains the same with torch's DTensor.
 
-use meshgrad::comm::{Local, Rank, Redistributor};
-use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::prelude::*;
 
 const WHOLE: Placement = Placement::Replicate;
@@ -32,8 +30,7 @@ fn train(device: &Device) -> Result<Vec<f32>> {
             let loss = ops::mean(&ops::square(&(&y - &target)?)?, &[0, 1])?;
             ops::redistribute(&loss, [("dp", WHOLE)])
         })?;
-        let one = ops::full(device, &[], DType::F32, 1.0)?;
-        tape.backward(&[(&loss, one)], &mut grads)?;
+        tape.backward(&loss, &mut grads)?;
         for (w, gradient) in grads.all()? {
             let gradient = ops::redistribute(&gradient, [("dp", WHOLE)])?;
             w.set(&ops::sub(&w.value()?, &ops::affine(&gradient, 0.5, 0.0)?)?)?;
@@ -44,11 +41,11 @@ fn train(device: &Device) -> Result<Vec<f32>> {
     (0..5).map(step).collect()
 }
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<()> {
     let one_rank = train(&Device::cpu())?;
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"])?;
     let four_ranks =
-        Local::run(4, |rank| Redistributor::new(rank).run_on(&mesh, || train(rank.device())))?;
+        ranks::run(4, |rank| Redistributor::new(rank).run_on(&mesh, || train(rank.device())))?;
     for (step, (one, four)) in one_rank.iter().zip(&four_ranks[0]).enumerate() {
         println!("step {step}: loss {one:.6} on one rank, {four:.6} on four");
     }

@@ -7,9 +7,6 @@
 //! ```
 
 use meshgrad::collectives::{full_concat, redistribute_like};
-use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Local, ProcessRank, Rank, Redistributor};
-use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::prelude::*;
 
@@ -18,8 +15,6 @@ const CONFIG: &str = r#"{
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": true
 }"#;
-
-const COMPUTE: Compute = Compute { dtype: DType::F32, checkpointing: false };
 
 /// The rows of this rank's dp index; on one rank all rows.
 fn batch(device: &Device) -> Result<TokenBatch> {
@@ -39,8 +34,8 @@ fn train(model: &Decoder, device: &Device) -> Result<Vec<f32>> {
     let batch = batch(device)?;
     let mut grads = Grads::new(&model.params())?;
     let step = |_| {
-        let (loss, tape) = Tape::record(|| model.loss(&batch, COMPUTE))?;
-        tape.backward(&[(&loss.total, ops::full(device, &[], DType::F32, 1.0)?)], &mut grads)?;
+        let (loss, tape) = Tape::record(|| model.loss(&batch, Compute::new(DType::F32)))?;
+        tape.backward(&loss.total, &mut grads)?;
         // Each rank has the sums of its own tokens.
         let sums = full_concat(&[&loss.sum, &loss.weight])?.to_vec::<f32>()?;
         let (sum, weight) = (sums[0], sums[1]);
@@ -69,15 +64,9 @@ fn train_on(rank: &dyn Rank) -> Result<Vec<f32>> {
     Redistributor::new(rank).run_on(&mesh, || train(&model, rank.device()))
 }
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    if Environment::read()?.is_some() {
-        let world = ProcessRank::from_env()?;
-        println!("rank {}: losses {:.4?}", world.rank(), train_on(&world)?);
-        return Ok(());
-    }
+fn main() -> Result<()> {
     let model = Decoder::new(&Qwen3Config::from_json(CONFIG)?)?;
     println!("one rank: losses {:.4?}", train(&model, &Device::cpu())?);
-    let losses = Local::run(4, |rank| train_on(rank))?;
-    println!("four ranks: losses {:.4?}", losses[0]);
+    println!("of four ranks: losses {:.4?}", ranks::run(4, train_on)?[0]);
     Ok(())
 }

@@ -8,18 +8,10 @@
 //! ```
 
 use meshgrad::collectives::full_concat;
-use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Local, ProcessRank, Rank, Redistributor};
-use meshgrad::data_parallel::{DataParallel, Strategy};
-use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::layers::{Linear, RmsNorm};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Key;
-use meshgrad::runtime::ops::{AttentionMask, RopeStyle};
-use meshgrad::train;
-use meshgrad::train::config::{Algorithm, OptimizerConfig};
+use meshgrad::train::config::Algorithm;
 use meshgrad::train::optim::AdamWConfig;
-use meshgrad::train::optimizer::Optimizer;
 
 const VOCABULARY: usize = 512;
 const FEATURES: usize = 64;
@@ -29,7 +21,6 @@ const ROWS: usize = 8;
 const TOKENS: usize = 32;
 const STEPS: u64 = 5;
 const LEARNING_RATE: f64 = 3e-3;
-const COMPUTE: Compute = Compute { dtype: DType::F32, checkpointing: false };
 
 // Legend: b rows, t tokens, d features, h heads, c features per head.
 
@@ -203,17 +194,15 @@ fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
 }
 
 /// The mean loss of each step.
-fn train(model: &Transformer, device: &Device) -> train::Result<Vec<f32>> {
+fn train(model: &Transformer, device: &Device) -> Result<Vec<f32>> {
     model.materialize(device, 42)?;
     let adamw = Algorithm::AdamW(AdamWConfig::default());
     let config = OptimizerConfig::new(adamw, LEARNING_RATE);
     let mut optimizer = Optimizer::new(model, device, &config, 0)?;
     let step = |step| {
         let batch = batch(device, step)?;
-        let (loss, tape) = Tape::record(|| model.loss(&batch, COMPUTE))?;
-        let one = ops::full(device, &[], DType::F32, 1.0)?;
-        optimizer.grads().last_pass();
-        tape.backward(&[(&loss.total, one)], optimizer.grads())?;
+        let (loss, tape) = Tape::record(|| model.loss(&batch, Compute::new(DType::F32)))?;
+        tape.backward(&loss.total, optimizer.grads())?;
         optimizer.step(&loss.weight, step, LEARNING_RATE)?;
         let sums = full_concat(&[&loss.sum, &loss.weight])?.to_vec::<f32>()?;
         Ok(sums[0] / sums[1])
@@ -222,7 +211,7 @@ fn train(model: &Transformer, device: &Device) -> train::Result<Vec<f32>> {
 }
 
 /// [`train`] as a rank of a 4 x 2 mesh.
-fn train_on(rank: &dyn Rank) -> train::Result<Vec<f32>> {
+fn train_on(rank: &dyn Rank) -> Result<Vec<f32>> {
     let mesh = Mesh::new(&[4, 2], &["dp", "tp"])?;
     let model = Transformer::new();
     let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]);
@@ -237,16 +226,9 @@ fn train_on(rank: &dyn Rank) -> train::Result<Vec<f32>> {
     Redistributor::new(rank).run_on(&mesh, || train(&model, rank.device()))
 }
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    if Environment::read()?.is_some() {
-        let world = ProcessRank::from_env()?;
-        println!("rank {}: losses {:.4?}", world.rank(), train_on(&world)?);
-        return Ok(());
-    }
-    let losses = train(&Transformer::new(), &Device::cpu())?;
-    println!("one rank: losses {losses:.4?}");
-    let losses = Local::run(8, |rank| train_on(rank))?;
-    println!("eight ranks: losses {:.4?}", losses[0]);
+fn main() -> Result<()> {
+    println!("one rank: losses {:.4?}", train(&Transformer::new(), &Device::cpu())?);
+    println!("of eight ranks: losses {:.4?}", ranks::run(8, train_on)?[0]);
     Ok(())
 }
 
@@ -257,7 +239,7 @@ mod tests {
     #[test]
     fn eight_ranks_train_as_one() {
         let one = train(&Transformer::new(), &Device::cpu()).unwrap();
-        for eight in Local::run(8, |rank| train_on(rank)).unwrap() {
+        for eight in ranks::run(8, train_on).unwrap() {
             let apart = one.iter().zip(&eight).map(|(a, b)| (a - b).abs());
             assert!(apart.fold(0.0, f32::max) < 1e-4, "{one:?} and {eight:?}");
         }

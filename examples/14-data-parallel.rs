@@ -1,34 +1,14 @@
 //! Data-parallel training of a model of your own, from the parts of `meshgrad train`: sharded over two ranks, with
-//! copies on two more. The same `main` runs as threads and as processes.
+//! copies on two more. With an argument, it saves the model to the new folder of that name.
 //!
-//! ```text
-//! cargo run --example 14-data-parallel             # four threads
-//! cargo run --example 14-data-parallel sine        # saves the model to the new folder `sine`
-//! meshgrad launch -n 4 -- target/debug/examples/14-data-parallel
-//! ```
+//! - as threads: `cargo run --example 14-data-parallel`
+//! - as processes: `meshgrad launch -n 4 -- target/debug/examples/14-data-parallel`
 
-use meshgrad::checkpoint_ranks;
-use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Local, ProcessRank, Rank, Redistributor};
-use meshgrad::data_parallel::{DataParallel, Strategy};
-use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::folder;
-use meshgrad::models::layers::Linear;
-use meshgrad::prelude::*;
-use meshgrad::train::config::Config;
-use meshgrad::train::trainer::Trainer;
-
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
-
-const ROWS: usize = 64;
-const STEPS: u64 = 200;
+use meshgrad::{checkpoint_ranks, models::folder, prelude::*};
 
 /// Learns y = sin(x).
 #[derive(Module)]
-struct Sine {
-    up: Linear,
-    down: Linear,
-}
+struct Sine(Linear, Linear);
 
 impl Model for Sine {
     type Batch = (Var, Var);
@@ -36,54 +16,44 @@ impl Model for Sine {
 
     /// The sum of squared errors. Sums add up over ranks; the trainer divides once by the weight.
     fn loss(&self, (x, y): &(Var, Var), _: Compute) -> Result<Loss> {
-        let hidden = ops::silu(&self.up.forward(x)?)?;
-        let error = (&self.down.forward(&hidden)? - y)?;
-        let total = ops::sum(&(&error * &error)?, &[0, 1])?;
-        let weight = ops::full(x.value().device(), &[], DType::F32, ROWS as f64)?;
-        Ok(Loss::new(total, weight))
+        let error = (&self.1.forward(&ops::silu(&self.0.forward(x)?)?)? - y)?;
+        let weight = ops::full(x.value().device(), &[], DType::F32, 64.0)?;
+        Ok(Loss::new(ops::sum(&ops::square(&error)?, &[0, 1])?, weight))
     }
 }
 
-/// This rank's rows of a column.
+/// This rank's rows of 64.
 fn column(device: &Device, value: impl Fn(f32) -> f32) -> Result<Var> {
-    let values: Vec<f32> = (0..ROWS).map(|row| value(row as f32 * 0.1 - 3.2)).collect();
-    let whole = Tensor::from_slice(device, &[ROWS, 1], &values)?.as_replicated()?;
+    let values: Vec<f32> = (0..64).map(|row| value(row as f32 * 0.1 - 3.2)).collect();
+    let whole = Tensor::from_slice(device, &[64, 1], &values)?.as_replicated()?;
     let rows = ["copies", "dp"].map(|axis| (axis, Placement::shard(0)));
     Ok(Var::constant(ops::redistribute(&whole, rows)?))
 }
 
-fn train(rank: &dyn Rank) -> std::result::Result<(), AnyError> {
+fn train(rank: &dyn Rank) -> Result<()> {
     let (mesh, device) = (Mesh::new(&[2, 2], &["copies", "dp"])?, rank.device());
-    let linear = |name, from, to| Linear::new(name, from, to).bias(true);
-    let model = Sine {
-        up: linear("up", 1, 32).init(Init::Normal { std: 1.0 }),
-        down: linear("down", 32, 1),
-    };
+    let up = Linear::new("up", 1, 32).init(Init::Normal { std: 1.0 });
+    let model = Sine(up.bias(true), Linear::new("down", 32, 1).bias(true));
     Redistributor::new(rank).run_on(&mesh, || {
         DataParallel::new(rank, &mesh, Strategy::hsdp(["dp"], ["copies"])).apply(&model)?;
         model.materialize(device, 1)?;
         let mut config = Config::default();
         config.optimizer.learning_rate = 0.01;
         let mut trainer = Trainer::new(model, &config, device)?;
-        for step in 1..=STEPS {
+        for step in 1..=200 {
             let batch = (column(device, |x| x)?, column(device, f32::sin)?);
             let done = trainer.step(step, [Ok(batch)])?.wait(&trainer.model)?;
-            if rank.rank() == 0 && (step == 1 || step == STEPS) {
+            if rank.rank() == 0 && (step == 1 || step == 200) {
                 println!("step {step:>3}  loss {:.5}", done.loss);
             }
         }
         if let Some(new) = std::env::args().nth(1) {
-            let mut ranks = checkpoint_ranks(rank)?;
-            let saved = folder::save_sharded(&trainer.model, new.as_ref(), &mut ranks)?;
-            println!("rank {} wrote {} bytes", rank.rank(), saved.written_bytes);
+            folder::save_sharded(&trainer.model, new.as_ref(), &mut checkpoint_ranks(rank)?)?;
         }
         Ok(())
     })
 }
 
-fn main() -> std::result::Result<(), AnyError> {
-    match Environment::read()? {
-        Some(_) => train(&ProcessRank::from_env()?),
-        None => Ok(Local::run(4, |rank| train(rank)).map(drop)?),
-    }
+fn main() -> Result<()> {
+    ranks::run(4, train).map(drop)
 }

@@ -3,31 +3,17 @@
 //!
 //! `cargo run --example 15-experts-over-ranks`
 
-use meshgrad::comm::{Local, Rank, Redistributor};
-use meshgrad::data_parallel::{DataParallel, Strategy};
-use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::moe::Dispatch;
-use meshgrad::models::{Decoder, ModelParallelism, TokenBatch};
 use meshgrad::prelude::*;
-use meshgrad::train::config::Config;
-use meshgrad::train::trainer::Trainer;
-
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 const RANKS: usize = 4;
 const STEPS: u64 = 5;
-const CONFIG: &str = r#"
-    model_type = "qwen3_moe"
-    vocab_size = 64
-    hidden_size = 32
-    num_hidden_layers = 2
-    num_attention_heads = 4
-    num_key_value_heads = 2
-    num_experts = 8
-    num_experts_per_tok = 2
-    moe_intermediate_size = 24
-"#;
+const CONFIG: &str = r#"{
+    "model_type": "qwen3_moe", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24
+}"#;
 
 /// This rank's rows of a batch; on one rank, all.
 fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
@@ -41,17 +27,15 @@ fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
 }
 
 /// The losses of some steps.
-fn losses(model: Decoder, device: &Device) -> std::result::Result<Vec<f64>, AnyError> {
+fn losses(model: Decoder, device: &Device) -> Result<Vec<f64>> {
     model.materialize(device, 1)?;
     let mut trainer = Trainer::new(model, &Config::default(), device)?;
-    let step = |step| -> std::result::Result<f64, AnyError> {
-        Ok(trainer.step(step, [batch(device, step)])?.wait(&trainer.model)?.loss)
-    };
+    let step = |step| Ok(trainer.step(step, [batch(device, step)])?.wait(&trainer.model)?.loss);
     (1..=STEPS).map(step).collect()
 }
 
-fn on_rank(rank: &dyn Rank) -> std::result::Result<Vec<f64>, AnyError> {
-    let mut model = Decoder::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?;
+fn on_rank(rank: &dyn Rank) -> Result<Vec<f64>> {
+    let mut model = Decoder::new(&Qwen3Config::from_json(CONFIG)?)?;
     model.dispatch_experts_by(Dispatch::AllToAll);
     // The same ranks twice: for experts, and for all else, which is sharded over the ranks.
     let (mesh, experts) = (Mesh::new(&[RANKS], &["dp"])?, Mesh::new(&[RANKS], &["ep"])?);
@@ -67,9 +51,9 @@ fn on_rank(rank: &dyn Rank) -> std::result::Result<Vec<f64>, AnyError> {
     })
 }
 
-fn main() -> std::result::Result<(), AnyError> {
-    let one = losses(Decoder::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?, &Device::cpu())?;
-    let ranks = Local::run(RANKS, |rank| on_rank(rank))?;
+fn main() -> Result<()> {
+    let one = losses(Decoder::new(&Qwen3Config::from_json(CONFIG)?)?, &Device::cpu())?;
+    let ranks = ranks::run(RANKS, on_rank)?;
     for (step, (one, ranks)) in one.iter().zip(&ranks[0]).enumerate() {
         println!("step {}: one rank {one:.6}, {RANKS} ranks {ranks:.6}", step + 1);
         assert!((one - ranks).abs() < 1e-4);

@@ -6,10 +6,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meshgrad::comm::{Communicator, Local, Rank};
+use meshgrad::comm::{Communicator, Local};
 use meshgrad::prelude::*;
-use meshgrad::runtime::Key;
-use meshgrad::runtime::ops::{AttentionMask, normal};
+use meshgrad::runtime::{Key, ops::normal};
 
 const TOKENS: [usize; 3] = [5, 3, 6];
 const HEADS: usize = 2;

@@ -3,15 +3,11 @@
 //!
 //! `cargo run --example 17-pipeline`
 
-use meshgrad::comm::{Local, Rank, Redistributor};
-use meshgrad::data_parallel::{DataParallel, Strategy};
-use meshgrad::mesh::Mesh;
-use meshgrad::models::{Flow, Stage, layers::Linear};
+use meshgrad::models::{Flow, Stage};
 use meshgrad::pipeline::Named;
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Key, ops::normal};
 use meshgrad::train::pipeline::{Cut, Pipeline};
-use meshgrad::train::{self, config::Config, trainer::Trainer};
 
 const LAYERS: usize = 4;
 const ROWS: usize = 6;
@@ -79,7 +75,7 @@ fn batch(device: &Device, number: usize) -> Result<(Tensor, Tensor)> {
 }
 
 /// The loss of each step.
-fn train(mut trainer: Trainer<Toy>, device: &Device) -> train::Result<Vec<f64>> {
+fn train(mut trainer: Trainer<Toy>, device: &Device) -> Result<Vec<f64>> {
     let mut step = |step| {
         let batches = (0..4).map(|at| batch(device, step as usize * 4 + at));
         Ok(trainer.step(step, batches)?.wait(&trainer.model)?.loss)
@@ -87,12 +83,12 @@ fn train(mut trainer: Trainer<Toy>, device: &Device) -> train::Result<Vec<f64>> 
     (1..=5).map(&mut step).collect()
 }
 
-fn train_on(rank: &dyn Rank) -> train::Result<Vec<f64>> {
+fn train_on(rank: &dyn Rank) -> Result<Vec<f64>> {
     let mesh = Mesh::new(&[2], &["pp"])?;
     let cut = Cut::new(&mesh, "pp", rank.rank(), Named::Zbv, &[1; LAYERS])?;
     Redistributor::new(rank).run_on(&cut.stage_mesh()?, || {
         let (device, whole) = (rank.device(), Toy::new());
-        let compute = Compute { dtype: DType::F32, checkpointing: false };
+        let compute = Compute::new(DType::F32);
         let pipeline = Pipeline::learn(&cut, rank, &whole, compute, |meta| batch(meta, 0))?;
         let part = whole.part(&cut.own_stages())?;
         DataParallel::of_stage(rank, &mesh, "pp", Strategy::replicate([""; 0]))?.apply(&part)?;
@@ -101,12 +97,12 @@ fn train_on(rank: &dyn Rank) -> train::Result<Vec<f64>> {
     })
 }
 
-fn main() -> train::Result<()> {
+fn main() -> Result<()> {
     let (device, toy) = (Device::cpu(), Toy::new());
     toy.materialize(&device, 1)?;
     let one = train(Trainer::new(toy, &Config::default(), &device)?, &device)?;
     println!("one rank: losses {one:.5?}");
-    let ranks = Local::run(2, |rank| train_on(rank))?;
+    let ranks = ranks::run(2, train_on)?;
     println!("each of two ranks: losses {:.5?}", ranks[0]);
     assert!(
         ranks.iter().flat_map(|losses| losses.iter().zip(&one)).all(|(a, b)| (a - b).abs() < 1e-4)

@@ -3,31 +3,18 @@
 //!
 //! `cargo run --example 18-long-context`
 
-use meshgrad::comm::{Local, Rank, Redistributor};
-use meshgrad::data_parallel::{DataParallel, Strategy};
-use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::families::qwen3::Qwen3Config;
-use meshgrad::models::{Decoder, ModelParallelism, TokenBatch};
 use meshgrad::prelude::*;
-use meshgrad::train::config::Config;
-use meshgrad::train::trainer::Trainer;
-
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 const STEPS: u64 = 5;
 const ROWS: usize = 2;
 const TOKENS: usize = 64;
 /// Where documents start.
 const STARTS: [usize; 3] = [0, 23, 41];
-const CONFIG: &str = r#"
-    model_type = "qwen3"
-    vocab_size = 64
-    hidden_size = 32
-    intermediate_size = 48
-    num_hidden_layers = 2
-    num_attention_heads = 4
-    num_key_value_heads = 2
-"#;
+const CONFIG: &str = r#"{
+    "model_type": "qwen3", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
+}"#;
 
 /// This rank's part of a batch; on one rank, all.
 fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
@@ -48,20 +35,18 @@ fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
 }
 
 /// The losses of some steps.
-fn losses(model: Decoder, device: &Device) -> std::result::Result<Vec<f64>, AnyError> {
+fn losses(model: Decoder, device: &Device) -> Result<Vec<f64>> {
     model.materialize(device, 1)?;
     let mut trainer = Trainer::new(model, &Config::default(), device)?;
-    let step = |step| -> std::result::Result<f64, AnyError> {
-        Ok(trainer.step(step, [batch(device, step)])?.wait(&trainer.model)?.loss)
-    };
+    let step = |step| Ok(trainer.step(step, [batch(device, step)])?.wait(&trainer.model)?.loss);
     (1..=STEPS).map(step).collect()
 }
 
-fn model() -> std::result::Result<Decoder, AnyError> {
-    Ok(Decoder::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?)
+fn model() -> Result<Decoder> {
+    Decoder::new(&Qwen3Config::from_json(CONFIG)?)
 }
 
-fn on_rank(rank: &dyn Rank) -> std::result::Result<Vec<f64>, AnyError> {
+fn on_rank(rank: &dyn Rank) -> Result<Vec<f64>> {
     let (model, mesh) = (model()?, Mesh::new(&[2, 2], &["cp", "sp"])?);
     Redistributor::new(rank).run_on(&mesh, || {
         let parallelism = ModelParallelism::new(&mesh).context(["cp"])?.ring(true);
@@ -73,9 +58,9 @@ fn on_rank(rank: &dyn Rank) -> std::result::Result<Vec<f64>, AnyError> {
     })
 }
 
-fn main() -> std::result::Result<(), AnyError> {
+fn main() -> Result<()> {
     let one = losses(model()?, &Device::cpu())?;
-    let ranks = Local::run(4, |rank| on_rank(rank))?;
+    let ranks = ranks::run(4, on_rank)?;
     for (step, (one, ranks)) in one.iter().zip(&ranks[0]).enumerate() {
         println!("step {}: one rank {one:.6}, four ranks {ranks:.6}", step + 1);
         assert!((one - ranks).abs() < 1e-4);

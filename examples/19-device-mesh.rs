@@ -10,15 +10,11 @@
 //! ```
 
 use meshgrad::collectives::full_tensor;
-use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Collectives, Local, ProcessRank, Rank, Redistributor, Reduction};
-use meshgrad::data_parallel::{DataParallel, Strategy};
-use meshgrad::mesh::{Group, Mesh, Placement};
-use meshgrad::models::layers::Linear;
-use meshgrad::prelude::{DType, Device, Module, Param, Result, Tape, Tensor, Var, ops};
-use meshgrad::train::config::{Algorithm, OptimizerConfig};
+use meshgrad::comm::{Collectives, Local, Reduction};
+use meshgrad::mesh::Group;
+use meshgrad::prelude::*;
+use meshgrad::train::config::Algorithm;
 use meshgrad::train::optim::SgdConfig;
-use meshgrad::train::optimizer::Optimizer;
 
 /// What a rank prints.
 type Lines = Result<String, Box<dyn std::error::Error + Send + Sync>>;
@@ -119,16 +115,15 @@ fn train(model: &ToyModel, device: &Device) -> Result<(Vec<f32>, Vec<f32>)> {
     let config = OptimizerConfig { max_grad_norm: 0.0, ..OptimizerConfig::new(sgd, 0.1) };
     let mut optimizer = Optimizer::new(model, device, &config, 0)?;
     let (x, target, count) = (batch(device, 10, 3)?, batch(device, 5, 5)?, ROWS * 5);
-    let scalar = |value| ops::full(device, &[], DType::F32, value);
+    let weight = ops::full(device, &[], DType::F32, count as f64)?;
     let mut losses = Vec::new();
     for step in 1..=5 {
         let (squares, tape) = Tape::record(|| {
             let error = (&model.forward(&x)? - &target)?;
             ops::sum(&ops::square(&error)?, &[0, 1])
         })?;
-        optimizer.grads().last_pass();
-        tape.backward(&[(&squares, scalar(1.0)?)], optimizer.grads())?;
-        optimizer.step(&scalar(count as f64)?, step, config.learning_rate)?;
+        tape.backward(&squares, optimizer.grads())?;
+        optimizer.step(&weight, step, config.learning_rate)?;
         losses.push(full_tensor(squares.value())?.item::<f32>()? / count as f32);
     }
     let weights = |param: &Param| full_tensor(param.var()?.value())?.to_vec::<f32>();
@@ -168,11 +163,10 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         Ok(lines?.join("\n"))
     };
     let gpus = || (0..8).map(|_| Device::emulator(0)).collect::<Result<_>>();
-    let ranks = match options[..] {
-        ["--ranks", ranks] => Local::new(ranks.parse()?).launch(|rank| run(rank))?,
+    let lines = match options[..] {
+        ["--ranks", threads] => ranks::run(threads.parse()?, run)?,
         ["--device", "emulator"] => Local::new(8).devices(gpus()?).launch(|rank| run(rank))?,
-        [] if Environment::read()?.is_none() => Local::run(8, |rank| run(rank))?,
-        [] => vec![run(&ProcessRank::from_env()?)?],
+        [] => ranks::run(8, run)?,
         _ => {
             let names = SCRIPTS.map(|(name, _)| name).join("|");
             return Err(
@@ -180,6 +174,6 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
             );
         }
     };
-    println!("{}", ranks.join("\n"));
+    println!("{}", lines.join("\n"));
     Ok(())
 }

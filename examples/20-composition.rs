@@ -1,13 +1,10 @@
 //! Three layers of one model, each on four ranks in its own way: one is replicated, one fully sharded, and of one each
 //! rank has two of eight experts. The losses are those of one rank: `cargo run --example 20-composition`
 
-use meshgrad::comm::{Local, Rank, Redistributor};
-use meshgrad::data_parallel::{DataParallel, Strategy};
-use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::{families::qwen3::Qwen3Config, layers::Linear, moe::Moe};
+use meshgrad::models::{families::qwen3::Qwen3Config, moe::Moe};
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Key, ops::normal};
-use meshgrad::train::{self, config::Config, decoder::Tables, trainer::Trainer};
+use meshgrad::train::decoder::Tables;
 
 const MOE: &str = r#"{"model_type": "qwen3_moe", "vocab_size": 1, "hidden_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}"#;
@@ -36,7 +33,7 @@ fn divide(model: &Mixed, rank: &dyn Rank, mesh: &Mesh) -> Result<()> {
         .apply(model)
 }
 
-fn losses(device: &Device, divide: impl FnOnce(&Mixed) -> Result<()>) -> train::Result<Vec<f64>> {
+fn losses(device: &Device, divide: impl FnOnce(&Mixed) -> Result<()>) -> Result<Vec<f64>> {
     let [first, second] = ["first", "second"].map(|name| Linear::new(name, 16, 16));
     let model = Mixed(first, second, Qwen3Config::from_json(MOE)?.moe(&"moe".into()));
     divide(&model)?;
@@ -49,9 +46,9 @@ fn losses(device: &Device, divide: impl FnOnce(&Mixed) -> Result<()>) -> train::
     (1..=3).map(step).collect()
 }
 
-fn main() -> train::Result<()> {
+fn main() -> Result<()> {
     let (one, dp) = (losses(&Device::cpu(), |_| Ok(()))?, Mesh::new(&[4], &["dp"])?);
-    let ranks = Local::run(4, |rank| {
+    let ranks = ranks::run(4, |rank| {
         Redistributor::new(rank).run_on(&dp, || losses(rank.device(), |it| divide(it, rank, &dp)))
     })?;
     println!("losses of one rank {one:.4?}, of each of four {:.4?}", ranks[0]);

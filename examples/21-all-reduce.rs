@@ -37,7 +37,7 @@ fn times(base: &dyn Rank, gpu: Device) -> Result<()> {
     Ok(())
 }
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let is_real = std::env::args().any(|argument| argument == "cuda");
     let gpu = |rank| if is_real { Device::cuda(rank) } else { Device::emulator(rank) };
     match Environment::read()? {

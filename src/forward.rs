@@ -62,7 +62,7 @@ pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::
     let ids = read_ids(&input, "input_ids", device)?
         .with_context(|| format!("{} has no `input_ids`", arguments.input.display()))?;
     let labels = read_ids(&input, "labels", device)?;
-    let compute = Compute { dtype: arguments.dtype.into(), checkpointing: false };
+    let compute = Compute::new(arguments.dtype.into());
     let logits = ops::cast(loaded.model.logits(&ids, compute)?.value(), DType::F32)?;
     let mut outputs: Outputs =
         vec![("logits".into(), logits.shape().to_vec(), logits.to_vec::<f32>()?)];
@@ -108,7 +108,7 @@ fn loss(
         let params = model.params();
         let mut grads = Grads::new(&params)?;
         let seed = ops::reciprocal(&loss.weight)?;
-        tape.backward(&[(&loss.total, seed)], &mut grads)?;
+        tape.backward_from(&[(&loss.total, seed)], &mut grads)?;
         let mut of = |param: &Param| Ok(NamedTensor::new(param.name(), grads.get(param)?));
         let gradients: Vec<NamedTensor> =
             params.iter().map(&mut of).collect::<anyhow::Result<_>>()?;

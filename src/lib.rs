@@ -36,8 +36,7 @@
 //! let x = Var::constant(Tensor::from_slice(&device, &[1, 2], &[3.0f32, 4.0])?);
 //! let (y, tape) = Tape::record(|| ops::linear(&x, &w.var()?))?;
 //! let mut grads = Grads::new(&[w.clone()])?;
-//! let one = ops::full(&device, &[1, 1], DType::F32, 1.0)?;
-//! tape.backward(&[(&y, one)], &mut grads)?;
+//! tape.backward(&y, &mut grads)?;
 //! assert_eq!(grads.get(&w)?.to_vec::<f32>()?, [3.0, 4.0]);
 //! # Ok(())
 //! # }
@@ -64,16 +63,27 @@ pub use meshgrad_train::ranks::checkpoint_ranks;
 pub use transfer::{ShardedModule, transfer_module};
 
 /// The items that most programs use.
+///
+/// `Result` is that of the standard library, with [`Error`](crate::runtime::Error) as the default of its second
+/// parameter: `Result<T>` and `Result<T, E>` both work.
 pub mod prelude {
     pub use crate::autograd::{
         Buffer, Grads, Init, Module, ModulePath, Param, Result, Save, Seam, Tape, Track, Var,
         checkpoint, ops,
     };
+    pub use crate::comm::{Rank, Redistributor, ranks};
+    pub use crate::data_parallel::{DataParallel, Strategy};
+    pub use crate::mesh::{Mesh, Placement};
+    pub use crate::models::layers::{Linear, RmsNorm};
     pub use crate::models::{
         Compute, Decoder, Generate, IGNORE_INDEX, Loss, Model, ModelParallelism, ModelPlan,
         TokenBatch,
     };
-    pub use crate::runtime::{DType, Device, Error, Kind, Tensor};
+    pub use crate::runtime::ops::{AttentionMask, RopeStyle};
+    pub use crate::runtime::{DType, Device, Error, Tensor};
+    pub use crate::train::config::{Config, OptimizerConfig};
+    pub use crate::train::optimizer::Optimizer;
+    pub use crate::train::trainer::Trainer;
 }
 
 /// Compiles and runs the examples of the guides.

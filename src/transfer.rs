@@ -36,7 +36,7 @@ pub struct ShardedModule<'a> {
 /// use meshgrad::runtime::Shape;
 /// use meshgrad::{ShardedModule, transfer_module};
 ///
-/// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let training = Mesh::new(&[2], &["tp"])?;
 /// let inference = Mesh::from_ranks(&[1, 2, 3], &[3], &["tp"])?;
 /// let rows = |mesh: &Mesh, shape: &Shape| -> Result<Sharding> {

@@ -176,13 +176,12 @@ fn tokens(device: &Device) -> Tensor {
 }
 
 fn backward(model: &Decoder, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Loss {
-    let compute = Compute { dtype, checkpointing: false };
+    let compute = Compute::new(dtype);
     let balancing = Balancing { auxiliary: 0.01, z: 0.001, ..Balancing::default() };
     let model = model.clone().balanced(balancing);
     let batch = TokenBatch::new(ids, ids);
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
-    let one = ops::full(ids.device(), &[], DType::F32, 1.0).unwrap();
-    tape.backward(&[(&loss.total, one)], grads).unwrap();
+    tape.backward(&loss.total, grads).unwrap();
     loss
 }
 

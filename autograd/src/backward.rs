@@ -6,7 +6,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use meshgrad_collectives::check_replicas;
-use meshgrad_error::error;
+use meshgrad_error::{ensure, error};
 use meshgrad_runtime::{Device, Kind, RankScope, Shape, Tensor, ops};
 
 use crate::slot::{Dep, Edge, Held, Pass, Phase, Slots, State, gradient_shape};
@@ -221,22 +221,40 @@ impl Pass<'_> {
 }
 
 impl Tape {
-    /// Computes the gradients of all parameters in `grads` and accumulates them there. `roots` are
-    /// values of this tape, each with its gradient (ones for a loss).
+    /// Computes the gradients of `loss` with respect to all parameters in `grads`, and accumulates them
+    /// there. `loss` is a value of this tape with one element.
+    ///
+    /// # Errors
+    /// For a loss with more or fewer elements; as [`Tape::backward_from`].
+    pub fn backward(self, loss: &Var, grads: &mut Grads) -> Result<()> {
+        let shape = loss.value().sharded_shape();
+        ensure!(
+            shape.elements() == 1,
+            Invalid,
+            "backward: a loss has one element, but this one has shape {}; sum it, or pass its gradient \
+             to `backward_from`",
+            *shape
+        );
+        let one = ops::full(loss.value().device(), shape.local(), loss.dtype(), 1.0)?;
+        self.backward_from(&[(loss, shape.part(&one.local())?)], grads)
+    }
+
+    /// As [`Tape::backward`], from several values of this tape, or from values of any shape: `roots`,
+    /// each with its gradient.
     ///
     /// # Errors
     /// When a root does not require a gradient, belongs to another tape, or differs from its
-    /// gradient in shape or dtype; after the last pass of a parameter (see [`Grads::last_pass`]);
-    /// errors of the ops.
-    pub fn backward(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
+    /// gradient in shape or dtype; when the gradients have been read and not cleared; errors of the
+    /// ops.
+    pub fn backward_from(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
         self.backward_with(roots, &[], grads).map(drop)
     }
 
-    /// As [`Tape::backward`], and returns the gradients of `inputs`. The gradient of an input that no
+    /// As [`Tape::backward_from`], and returns the gradients of `inputs`. The gradient of an input that no
     /// root depends on is zero.
     ///
     /// # Errors
-    /// As [`Tape::backward`].
+    /// As [`Tape::backward_from`].
     pub fn backward_with(
         self,
         roots: &[(&Var, Tensor)],
@@ -257,7 +275,7 @@ impl Tape {
     /// the same ops in the same order.
     ///
     /// # Errors
-    /// Those of `body`, after which the gradients are incomplete; as [`Tape::backward`].
+    /// Those of `body`, after which the gradients are incomplete; as [`Tape::backward_from`].
     pub fn backward_beside<T>(
         self,
         roots: &[(&Var, Tensor)],
@@ -291,7 +309,7 @@ impl Tape {
     /// it computes those of its weights. The gradient of an input that no root depends on is zero.
     ///
     /// # Errors
-    /// As [`Tape::backward`].
+    /// As [`Tape::backward_from`].
     pub fn backward_inputs(
         self,
         roots: &[(&Var, Tensor)],
@@ -342,7 +360,7 @@ impl WeightBackward {
     /// of [`Tape::backward`] bit for bit.
     ///
     /// # Errors
-    /// As [`Tape::backward`].
+    /// As [`Tape::backward_from`].
     pub fn run(mut self, grads: &mut Grads) -> Result<()> {
         grads.begin(&self.uses)?;
         self.backward.run(Phase::Weights, grads, true)?;

@@ -98,7 +98,7 @@ fn gradients_of_params(
         function(&vars?)
     })?;
     let mut grads = Grads::new(&params)?;
-    tape.backward(&weighted_roots(&outputs)?, &mut grads)?;
+    tape.backward_from(&weighted_roots(&outputs)?, &mut grads)?;
     params.iter().map(|param| grads.get(param)).collect()
 }
 

@@ -35,6 +35,12 @@ pub struct Grads {
     units: Vec<Unit>,
     /// Whether a pass has run since they were cleared.
     has_passes: bool,
+    /// The passes since then.
+    passes: usize,
+    /// The passes of a step, if they are not announced by stage; 0 and 1 are the same.
+    expected_passes: usize,
+    /// Whether the last passes of a stage are announced, and not those of all parameters.
+    is_next_of_stage: bool,
     /// The unit whose reduction started last.
     in_flight: Option<usize>,
     on_ready: Option<OnReady>,
@@ -50,7 +56,7 @@ struct Entry {
     unit: Option<(usize, usize)>,
     /// Whether a gradient was reduced.
     is_reduced: bool,
-    /// Whether the next pass is its last before the gradients are read.
+    /// Whether its last pass before the gradients are read is announced by stage.
     is_announced: bool,
 }
 
@@ -63,7 +69,7 @@ struct Unit {
     left: usize,
     /// Whether this pass uses one of them, or is their last.
     is_in_pass: bool,
-    /// Whether the next pass is the last for them before the gradients are read.
+    /// Whether this pass is the last that is expected for them before the gradients are read.
     is_last_pass: bool,
     /// Whether that pass has run.
     has_run_last: bool,
@@ -331,7 +337,8 @@ impl Grads {
             unit.gradients.end_pass(); // it may have failed
             unit.clear();
         }
-        (self.has_passes, self.in_flight) = (false, None);
+        (self.has_passes, self.passes, self.is_next_of_stage) = (false, 0, false);
+        self.in_flight = None;
     }
 
     /// The buffers, on any device. Between steps they hold nothing that is needed.
@@ -340,23 +347,23 @@ impl Grads {
         self.flat.iter().cloned().chain(of_units).collect()
     }
 
-    /// Announces that the next backward pass is the last before the gradients are read, so that all
-    /// reductions over ranks can start in it. Without this, some start when they are read.
-    pub fn last_pass(&mut self) {
-        self.units.iter_mut().for_each(|unit| unit.is_last_pass = true);
+    /// Sets how many backward passes add to the gradients of a step, until it is set again; 1 by default.
+    /// The reductions over ranks of [`Home`](crate::Home)s start in the last one, beside the rest of it.
+    ///
+    /// Another number of passes gives the same gradients, up to rounding: each further pass is reduced by
+    /// itself, and what no pass has reduced is reduced when the gradients are read.
+    pub fn expect_passes(&mut self, passes: usize) {
+        self.expected_passes = passes;
     }
 
-    /// As [`Grads::last_pass`], for `params` only: those of a stage of a model, of which other stages
-    /// have later passes. A unit is reduced after the last pass of all its parameters.
+    /// Announces for which parameters the next backward pass is the last: it is that of a stage of a
+    /// model, and `params` are those of the stage, or none. Other stages have later passes. A unit is
+    /// reduced after the last pass of all its parameters.
     pub fn last_pass_of<'p>(&mut self, params: impl IntoIterator<Item = &'p Param>) {
+        self.is_next_of_stage = true;
         for param in params {
-            let Some(at) = self.index.get(&param.id()).copied() else {
-                continue;
-            };
-            self.entries[at].is_announced = true;
-            if let Some((unit, _)) = self.entries[at].unit {
-                let unit = &mut self.units[unit];
-                unit.is_last_pass = unit.entries.iter().all(|at| self.entries[*at].is_announced);
+            if let Some(at) = self.index.get(&param.id()) {
+                self.entries[*at].is_announced = true;
             }
         }
     }
@@ -457,18 +464,22 @@ impl Grads {
     /// Starts a backward pass in which the parameters are used `uses` times.
     pub(crate) fn begin(&mut self, uses: &HashMap<ParamId, u32>) -> Result<()> {
         let is_used = |at: &usize| uses.contains_key(&self.entries[*at].param.id());
+        let is_announced = |at: &usize| self.entries[*at].is_announced;
+        self.passes += 1;
+        let is_of_stage = std::mem::take(&mut self.is_next_of_stage);
         for unit in &mut self.units {
             unit.left = unit.entries.len();
+            unit.is_last_pass = match is_of_stage {
+                true => !unit.has_run_last && unit.entries.iter().all(is_announced),
+                false => self.passes >= self.expected_passes,
+            };
             // Another rank may use what this one does not, so all reduce it in the last pass.
-            let is_last = unit.is_last_pass && !unit.has_run_last;
-            unit.is_in_pass = is_last || unit.entries.iter().any(is_used);
+            unit.is_in_pass = unit.is_last_pass || unit.entries.iter().any(is_used);
         }
-        let is_reduced = |unit: &Unit| unit.is_in_pass && (unit.has_run_last || unit.is_finished);
         ensure!(
-            !self.units.iter().any(is_reduced),
+            !self.units.iter().any(|unit| unit.is_in_pass && unit.is_finished),
             Invalid,
-            "the gradients of these `Grads` are reduced: call `clear` before the next backward \
-             pass, and `last_pass` only for the last one of a step"
+            "the gradients of these `Grads` have been read: call `clear` before the next backward pass"
         );
         self.has_passes = true;
         for param in self.entries.iter().map(|entry| &entry.param) {

@@ -70,7 +70,7 @@ pub trait HomeGradients: Send {
 
     /// Adds the gradients of this rank to those of the others, and does not wait for them. One per
     /// parameter, in the buffers of [`HomeGradients::buffer`]; `None` where nothing was added.
-    /// `is_last` states that no further pass follows.
+    /// `is_last` states that no further pass is expected; if one follows, this is called again.
     ///
     /// # Errors
     /// For a gradient that is not a partial sum over the ranks; errors of the communication.

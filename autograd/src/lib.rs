@@ -21,7 +21,7 @@
 //!
 //! let (y, tape) = Tape::record(|| squared(&w.var()?))?;
 //! let mut grads = Grads::new(&[w.clone()])?;
-//! tape.backward(&[(&y, ops::full(&device, &[3], DType::F32, 1.0)?)], &mut grads)?;
+//! tape.backward_from(&[(&y, ops::full(&device, &[3], DType::F32, 1.0)?)], &mut grads)?;
 //! assert_eq!(grads.get(&w)?.to_vec::<f32>()?, [2.0; 3]);
 //! # Ok(())
 //! # }

@@ -589,7 +589,7 @@ impl Generate for Decoder {
         let sequences = cache.begin(tokens)?;
         self.check_positions(cache.len() + tokens)?;
         let at = self.positions(&places(ids_bt, cache.len())?, ids_bt, sequences)?;
-        let compute = Compute { dtype, checkpointing: false };
+        let compute = Compute::new(dtype);
         let stream = match input {
             Some(stream) => stream,
             None => self.embed(ids_bt, &at, compute)?,

@@ -285,6 +285,13 @@ pub struct Compute {
     pub checkpointing: bool,
 }
 
+impl Compute {
+    /// A pass in `dtype` that saves what backward needs, without checkpointing.
+    pub const fn new(dtype: DType) -> Compute {
+        Compute { dtype, checkpointing: false }
+    }
+}
+
 /// The label of positions that the loss ignores, as in PyTorch.
 pub const IGNORE_INDEX: i64 = -100;
 

@@ -3,7 +3,6 @@
 use meshgrad::models::families::qwen3::Qwen3Config;
 use meshgrad::models::{Compute, Model, TokenBatch};
 use meshgrad::prelude::*;
-use meshgrad::runtime::ops;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::optimizer::Optimizer;
 use meshgrad_harness::timed;
@@ -41,11 +40,10 @@ impl TimedModel {
 
     fn step(&mut self) -> anyhow::Result<()> {
         self.step += 1;
-        let compute = Compute { dtype: self.dtype, checkpointing: false };
+        let compute = Compute::new(self.dtype);
         let batch = TokenBatch::new(&self.ids, &self.ids);
         let (loss, tape) = Tape::record(|| self.model.loss(&batch, compute))?;
-        let one = ops::full(&self.device, &[], DType::F32, 1.0)?;
-        tape.backward(&[(&loss.total, one)], self.optimizer.grads())?;
+        tape.backward(&loss.total, self.optimizer.grads())?;
         self.optimizer.step(&loss.weight, self.step, LEARNING_RATE)?;
         Ok(())
     }

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use meshgrad::autograd::Spec;
 use meshgrad::models::folder;
-use meshgrad::models::layers::Linear;
 use meshgrad::models::model::Metrics;
 use meshgrad::prelude::*;
+use meshgrad::runtime::Kind;
 use meshgrad::runtime::ops::StepScalars;
 use meshgrad::train;
-use meshgrad::train::config::{Config, NoTables, ScheduleConfig};
+use meshgrad::train::config::{NoTables, ScheduleConfig};
 use meshgrad::train::events::Event;
 use meshgrad::train::metrics;
 use meshgrad::train::optim::{Granularity, OptimizerPart, OptimizerState, UpdateRule};

@@ -26,7 +26,7 @@ fn the_pretraining_of_d9d_is_planned_at_full_size() {
             let ids =
                 ranks.own_part(&Tensor::from_slice(device, &[16, 1024], &[0i64; 16 << 10])?)?;
             let batches = (0..8).map(|_| Ok(TokenBatch::new(&ids, &ids)));
-            let compute = Compute { dtype: DType::BF16, checkpointing: false };
+            let compute = Compute::new(DType::BF16);
             let sums = pipeline.accumulate(&part, compute, batches, optimizer.grads(), device)?;
             optimizer.step(&sums.weight, 1, 1e-3)?;
             let own: usize =

@@ -33,8 +33,7 @@ fn step(
     let model = model.balanced(balancing);
     let batch = TokenBatch::new(&ids, &ids);
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
-    let one = ops::full(device, &[], DType::F32, 1.0).unwrap();
-    tape.backward(&[(&loss.total, one)], optimizer.grads()).unwrap();
+    tape.backward(&loss.total, optimizer.grads()).unwrap();
     optimizer.step(&loss.weight, 1, 1e-3).unwrap();
     (device.work(), device.memory_stats().peak)
 }

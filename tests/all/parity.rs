@@ -263,13 +263,13 @@ fn the_gpt2_example_matches_transformers() {
         Tensor::from_slice(&device, shape, &ids).unwrap()
     };
     let batch = TokenBatch::new(&ids("input_ids"), &ids("labels"));
-    let compute = Compute { dtype: DType::F32, checkpointing: false };
+    let compute = Compute::new(DType::F32);
 
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
     let params = model.params();
     let mut grads = Grads::new(&params).unwrap();
     let seed = ops::reciprocal(&loss.weight).unwrap();
-    tape.backward(&[(&loss.total, seed)], &mut grads).unwrap();
+    tape.backward_from(&[(&loss.total, seed)], &mut grads).unwrap();
 
     let logits = model.logits(&batch.ids).unwrap();
     let mean = (&loss.sum / &loss.weight).unwrap();

@@ -86,10 +86,9 @@ impl Dispatching {
 
     /// A step that changes nothing if it overflows. Returns the sums of its statistics.
     fn work(&mut self) -> Result<Vec<Tensor>> {
-        let compute = Compute { dtype: DType::F32, checkpointing: false };
+        let compute = Compute::new(DType::F32);
         let (loss, tape) = Tape::record(|| self.model.loss(&self.batch, compute))?;
-        let one = ops::full(self.overflow.device(), &[], DType::F32, 1.0)?;
-        tape.backward(&[(&loss.total, one)], self.optimizer.grads())?;
+        tape.backward(&loss.total, self.optimizer.grads())?;
         let statistics: Vec<Tensor> =
             loss.statistics.iter().map(full_tensor).collect::<Result<_>>()?;
         if let Some(of_step) = self.model.overflow(&statistics)? {

@@ -67,7 +67,7 @@ pub fn eval<M: Model<Batch = TokenBatch>>(
         Invalid,
         "no document has two tokens, so there is nothing to predict; use a longer text"
     );
-    let compute = Compute { dtype: options.dtype, checkpointing: false };
+    let compute = Compute::new(options.dtype);
     let (seq_len, at_a_time) = (options.seq_len.max(1), options.batch_size.max(1));
     let (rows, has_documents) = (rows(&encoded, seq_len), encoded.has_documents());
     let mut sums = Vec::new();

@@ -74,7 +74,7 @@ fn gradients(
             dx.remove(0).to_vec()?
         }
         false => {
-            tape.backward(&roots, &mut grads)?;
+            tape.backward_from(&roots, &mut grads)?;
             Vec::new()
         }
     };

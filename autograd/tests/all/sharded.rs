@@ -110,7 +110,7 @@ fn gradients_of_reshaped_parameters_have_the_shards_of_the_parameter() {
                 )
             })?;
             let dy = runtime::affine(y.value(), 0.5, 0.0)?;
-            tape.backward(&[(&y, dy)], &mut grads)?;
+            tape.backward_from(&[(&y, dy)], &mut grads)?;
         }
         grads.get(&w)
     };
@@ -152,7 +152,7 @@ fn the_flat_buffer_and_unused_parameters() {
     assert_eq!(grads.buffers()[0].shape()[..], [4 + 4]);
     let x = part(&device, &shard(0, &[7, 4]), rank);
     let (y, tape) = Tape::record(|| ops::mul(&Var::constant(x.clone()), &used.var()?)).unwrap();
-    tape.backward(&[(&y, x.clone())], &mut grads).unwrap();
+    tape.backward_from(&[(&y, x.clone())], &mut grads).unwrap();
     assert_eq!(grads.get(&used).unwrap().sharding().unwrap().to_string(), "tp: partial(sum)");
     let zeros = grads.get(&unused).unwrap();
     assert_eq!(zeros.sharding(), Some(&shard(0, &[5, 4])));
@@ -175,7 +175,7 @@ fn cleared_gradients_have_no_sharding() {
         assert_eq!(zeros.sharding(), Some(&replicated(&[4])));
         let x = part(&device, sharding, 0);
         let (y, tape) = Tape::record(|| ops::mul(&Var::constant(x.clone()), &w.var()?)).unwrap();
-        tape.backward(&[(&y, x)], &mut grads).unwrap();
+        tape.backward_from(&[(&y, x)], &mut grads).unwrap();
         let text = grads.get(&w).unwrap().sharding().unwrap().to_string();
         grads.clear();
         text
@@ -201,7 +201,7 @@ fn accumulated_gradients_need_a_sharding() {
         })
         .unwrap();
         let dy = part(&device, &replicated(&[4]), 0);
-        tape.backward(&[(&y, dy)], &mut grads)
+        tape.backward_from(&[(&y, dy)], &mut grads)
     };
     let error = backward(|dy, dw| runtime::add_into(&dy.local(), dw)).unwrap_err();
     let expected = "`into` is sharded (tp: replicate), but `x` has no sharding";

@@ -7,6 +7,7 @@
 //!   one over MPI.
 //! - [`NcclRank`] is a rank of one of these whose tensors are on a GPU and travel over NCCL.
 //! - [`launch`] starts processes and finds out which rank a process is.
+//! - [`ranks::run`] runs a main function on threads, or on the processes of a launcher.
 //! - [`conformance`] has the checks that every transport must pass; [`speed`] measures it.
 //! - [`TracedRank`] counts and records what a rank communicates, and [`chrome_trace`] draws it.
 
@@ -22,6 +23,7 @@ mod nccl;
 mod needed;
 mod plan;
 mod processes;
+pub mod ranks;
 mod reduce;
 mod shares;
 pub mod speed;

@@ -126,7 +126,9 @@ struct Buffer {
     scattered: Option<Scattered>,
     /// The sum over the replicas.
     replicas: Option<Pending<Tensor>>,
-    /// Whether no pass follows, so that the replicas can be reduced.
+    /// What was summed over the replicas before a further pass.
+    earlier: Option<Tensor>,
+    /// Whether no further pass is expected, so that the replicas can be reduced.
     is_last: bool,
     /// By parameter: other axes along which its gradient is a partial sum.
     others: Vec<Vec<String>>,
@@ -153,6 +155,7 @@ impl Buffer {
             is_filled: false,
             scattered: None,
             replicas: None,
+            earlier: None,
             is_last: false,
         }
     }
@@ -183,6 +186,7 @@ impl Buffer {
     /// Starts to reduce `whole` to the rows of each rank.
     fn reduce(&mut self, is_last: bool) -> Result<()> {
         self.collect()?;
+        self.set_aside()?;
         self.is_last = is_last;
         let Some(whole) = self.whole.take() else {
             return Ok(());
@@ -244,6 +248,23 @@ impl Buffer {
         Ok(())
     }
 
+    /// Sets aside what was summed over the replicas, because a pass follows that was not expected. Its
+    /// gradient is summed over them by itself.
+    fn set_aside(&mut self) -> Result<()> {
+        let Some(replicas) = self.replicas.take() else {
+            return Ok(());
+        };
+        replicas.wait()?;
+        self.is_filled = false;
+        match (self.sum.take(), &self.earlier) {
+            (Some(sum), Some(earlier)) => add(&sum, earlier),
+            (sum, _) => {
+                self.earlier = sum;
+                Ok(())
+            }
+        }
+    }
+
     fn finish(&mut self) -> Result<()> {
         self.is_last = true;
         self.advance()?;
@@ -251,6 +272,9 @@ impl Buffer {
             replicas.wait()?;
         }
         let sum = self.sum()?;
+        if let Some(earlier) = self.earlier.take() {
+            add(&earlier, &sum)?;
+        }
         match self.is_filled {
             true => self.sum_other_partials(&sum)?,
             false => ops::fill_into(&sum, 0.0)?,
@@ -297,7 +321,7 @@ impl Buffer {
     }
 
     fn clear(&mut self) {
-        (self.scattered, self.replicas) = (None, None);
+        (self.scattered, self.replicas, self.earlier) = (None, None, None);
         (self.is_filled, self.is_last) = (false, false);
         if self.ranks.shard.size() == 1 {
             // The next pass adds to the same memory.

@@ -47,8 +47,7 @@
 //!         let x = meshgrad_autograd::Var::constant(x);
 //!         let (loss, tape) = Tape::record(|| ops::sum(&ops::linear(&x, &w.var()?)?, &[0, 1]))?;
 //!         let mut grads = Grads::new(&[w.clone()])?;
-//!         let one = meshgrad_runtime::ops::full(rank.device(), &[], DType::F32, 1.0)?;
-//!         tape.backward(&[(&loss, one)], &mut grads)?;
+//!         tape.backward(&loss, &mut grads)?;
 //!         // The gradient of this rank's rows: summed over all samples.
 //!         let gradient = grads.get(&w)?;
 //!         assert!(gradient.to_vec::<f32>()?.iter().all(|dw| *dw == 2.0));

@@ -6,7 +6,7 @@ use meshgrad_autograd::{Grads, Module, Param, ParamId, Tape, Values, Var};
 use meshgrad_collectives::{Rank, Redistributor};
 use meshgrad_comm::Plan;
 use meshgrad_mesh::{Reduction, Sharding};
-use meshgrad_runtime::{Device, Error, Result, ops};
+use meshgrad_runtime::{Device, Error, Result};
 
 use crate::groups::Groups;
 
@@ -39,8 +39,7 @@ impl Partials {
                 model.materialize(rank.device(), 0)?;
                 let mut grads = Grads::new(&model.trained())?;
                 let (loss, tape) = Tape::record(|| pass(rank.device()))?;
-                let one = ops::full(rank.device(), &[], loss.value().dtype(), 1.0)?;
-                tape.backward(&[(&loss, one)], &mut grads)?;
+                tape.backward(&loss, &mut grads)?;
                 for (param, gradient) in grads.all()? {
                     let axes = gradient.sharding().map(sum_axes);
                     partials.0.insert(param.id(), axes.unwrap_or_default());

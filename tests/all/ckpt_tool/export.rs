@@ -119,7 +119,7 @@ fn averages(model: &Decoder) -> Vec<NamedTensor> {
 fn logits(model: &Decoder) -> Vec<f32> {
     let device = model.params()[0].value().unwrap().device().clone();
     let ids = Tensor::from_slice(&device, &[1, 6], &[5i64, 0, 17, 3, 60, 2]).unwrap();
-    let compute = Compute { dtype: DType::F32, checkpointing: false };
+    let compute = Compute::new(DType::F32);
     model.logits(&ids, compute).unwrap().value().to_vec().unwrap()
 }
 

@@ -2,7 +2,7 @@
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops::StepScalars;
-use meshgrad::runtime::{Function, Number, Signature};
+use meshgrad::runtime::{Function, Kind, Number, Signature};
 use meshgrad::train;
 use meshgrad::train::optim::{Granularity, OptimizerPart, OptimizerState, UpdateRule, assign};
 

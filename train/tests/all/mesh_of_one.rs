@@ -4,7 +4,7 @@ use meshgrad_autograd::{Module, Tape};
 use meshgrad_mesh::{Mesh, Sharding};
 use meshgrad_models::families::qwen3::Qwen3Config;
 use meshgrad_models::{Compute, Decoder, Model, TokenBatch};
-use meshgrad_runtime::{DType, Device, Result, Tensor, ops, with_mesh};
+use meshgrad_runtime::{DType, Device, Result, Tensor, with_mesh};
 use meshgrad_train::config::{Algorithm, OptimizerConfig};
 use meshgrad_train::optim::AdamWConfig;
 use meshgrad_train::optimizer::Optimizer;
@@ -34,8 +34,7 @@ fn train(mesh: Option<&Mesh>, compute: Compute) -> Result<(Vec<f32>, Vec<Vec<f32
     let mut numbers = Vec::new();
     for step in 1..=3 {
         let (loss, tape) = Tape::record(|| model.loss(&TokenBatch::new(&batch, &batch), compute))?;
-        let one = ops::full(&device, loss.total.shape(), DType::F32, 1.0)?;
-        tape.backward(&[(&loss.total, one)], optimizer.grads())?;
+        tape.backward(&loss.total, optimizer.grads())?;
         let norm = optimizer.step(&loss.weight, step, 1e-2).unwrap();
         numbers.extend([loss.sum.item::<f32>()?, norm.item::<f32>()?]);
     }

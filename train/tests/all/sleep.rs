@@ -138,7 +138,7 @@ fn a_training_continues_with_the_same_bits() {
             assert!(is_asleep(&refused), "{refused}");
             if nap == rest {
                 // The model computes, with its own weights.
-                let compute = Compute { dtype: DType::F32, checkpointing: false };
+                let compute = Compute::new(DType::F32);
                 let loss = trainer.model.loss(&batch(&device, 3)?, compute)?;
                 assert!(loss.sum.to_vec::<f32>()?[0] > 0.0);
                 // A step needs everything awake.

@@ -49,12 +49,12 @@ fn values_of_another_tape_are_errors() {
     assert_error(in_local(), ", but `local` is running: inside");
     let (z, other) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let mut grads = Grads::new(&net.params()).unwrap();
-    let stale = other.backward(&[(&y, net.input(2))], &mut grads);
+    let stale = other.backward_from(&[(&y, net.input(2))], &mut grads);
     assert_error(stale, ", but backward runs on tape ");
     drop((z, x));
 
     let constant = Var::constant(net.input(1));
-    let untracked = tape.backward(&[(&constant, net.input(1))], &mut grads);
+    let untracked = tape.backward_from(&[(&constant, net.input(1))], &mut grads);
     assert_error(untracked, "backward root of shape ");
 }
 
@@ -75,7 +75,7 @@ fn gradients_of_another_shape_are_errors() {
     let net = Net::new();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let dy = numbers(&net.device, &[4, 5], 1);
-    let found = tape.backward(&[(&y, dy)], &mut Grads::default());
+    let found = tape.backward_from(&[(&y, dy)], &mut Grads::default());
     assert_error(found, "both must have the same dtype and shape");
 }
 
@@ -91,6 +91,6 @@ fn an_op_whose_gradient_has_another_shape_is_an_error() {
         copy.tracked([&x], move |_, [dx]| dx.add(|| Ok(wrong.clone())))
     })
     .unwrap();
-    let found = tape.backward(&[(&y, net.input(2))], &mut Grads::default());
+    let found = tape.backward_from(&[(&y, net.input(2))], &mut Grads::default());
     assert_error(found, "both must have the same dtype and shape");
 }

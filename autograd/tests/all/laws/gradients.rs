@@ -42,7 +42,7 @@ fn microbatches_add_up() {
         for part in parts {
             let rows = |t: &Tensor| t.slice(0, part.clone()).unwrap();
             let (y, tape) = Tape::record(|| net.forward(&Var::input(rows(&x)))).unwrap();
-            tape.backward(&[(&y, rows(&dy))], &mut grads).unwrap();
+            tape.backward_from(&[(&y, rows(&dy))], &mut grads).unwrap();
         }
         let all = grads.all().unwrap();
         all.iter().flat_map(|(_, g)| g.to_vec::<f32>().unwrap()).collect::<Vec<f32>>()
@@ -66,7 +66,7 @@ fn several_roots_add_up() {
         let used = [first, second];
         let roots: Vec<_> =
             roots.into_iter().zip(used).filter(|(_, w)| *w).map(|(r, _)| r).collect();
-        tape.backward(&roots, &mut grads).unwrap();
+        tape.backward_from(&roots, &mut grads).unwrap();
         grads.get(&net.b).unwrap().to_vec::<f32>().unwrap()
     };
     let (both, one, other) = (gradient(true, true), gradient(true, false), gradient(false, true));
@@ -103,7 +103,7 @@ fn checkpoints_accept_values_computed_from_bf16_parameters() {
         .unwrap();
         let dy = ops::full(&device, y.shape(), DType::BF16, 0.25).unwrap();
         let mut grads = Grads::new(std::slice::from_ref(&param)).unwrap();
-        tape.backward(&[(&y, dy)], &mut grads).unwrap();
+        tape.backward_from(&[(&y, dy)], &mut grads).unwrap();
         grads.get(&param).unwrap().to_vec::<f32>().unwrap()
     };
     // The weight is an input of the checkpoint, where its gradient is bf16.
@@ -129,7 +129,7 @@ fn compute_copies_share_the_parameters_gradient() {
     let (y, tape) =
         Tape::record(|| ops::linear(&Var::input(x.clone()), &net.a.var_as(DType::BF16)?)).unwrap();
     let dy = ops::cast(&net.input(2), DType::BF16).unwrap();
-    tape.backward(&[(&y, dy)], &mut grads).unwrap();
+    tape.backward_from(&[(&y, dy)], &mut grads).unwrap();
     assert_eq!(grads.get(&net.a).unwrap().dtype(), DType::F32);
 }
 
@@ -219,7 +219,7 @@ fn a_checkpoint_may_return_a_parameter() {
         })
         .unwrap();
         let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
-        tape.backward(&[(&loss, net.input(2))], &mut grads).unwrap();
+        tape.backward_from(&[(&loss, net.input(2))], &mut grads).unwrap();
         bits(&mut grads)
     };
     assert_eq!(run(true), run(false));
@@ -272,7 +272,7 @@ fn reordered_elements_have_the_gradient_of_gathered_ones() {
     let of = |op: &dyn Fn(&Var) -> Result<Var>| {
         let mut grads = Grads::new(std::slice::from_ref(&w)).unwrap();
         let (y, tape) = Tape::record(|| op(&w.var()?)).unwrap();
-        tape.backward(&[(&y, numbers(&device, &[2, 4], 5))], &mut grads).unwrap();
+        tape.backward_from(&[(&y, numbers(&device, &[2, 4], 5))], &mut grads).unwrap();
         (y.value().to_vec::<f32>().unwrap(), bits(&mut grads))
     };
     let gathered = of(&|x| ops::gather(x, 1, &order));

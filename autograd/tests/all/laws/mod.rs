@@ -86,7 +86,7 @@ fn gradients(how: Backward, block: Block) -> (Vec<u32>, Vec<u32>) {
         .unwrap();
         let dx = match how {
             Backward::Full => {
-                tape.backward(&[(&y, dy)], &mut grads).unwrap();
+                tape.backward_from(&[(&y, dy)], &mut grads).unwrap();
                 continue;
             }
             Backward::WithInputs => tape.backward_with(&[(&y, dy)], &[&x], &mut grads).unwrap(),

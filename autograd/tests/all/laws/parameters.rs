@@ -19,7 +19,7 @@ fn an_unused_parameter_is_an_error_unless_optional() {
         params.push(extra.clone());
         let mut grads = Grads::new(&params).unwrap();
         let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
-        let done = tape.backward(&[(&y, net.input(2))], &mut grads);
+        let done = tape.backward_from(&[(&y, net.input(2))], &mut grads);
         done.and_then(|()| grads.get(extra)?.to_vec::<f32>())
     };
     let forgotten = run(&Param::with_spec("forgotten", spec(false)));
@@ -36,7 +36,7 @@ fn frozen_parameters_are_constants() {
         let (y, tape) = Tape::record(|| net.forward(&Var::constant(net.input(1)))).unwrap();
         let saved = tape.saved_bytes();
         let mut grads = Grads::new(params).unwrap();
-        tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
+        tape.backward_from(&[(&y, net.input(2))], &mut grads).unwrap();
         (grads.get(&net.b).unwrap().to_vec::<f32>().unwrap(), saved)
     };
     let (all, saved) = run(&net.params());
@@ -56,11 +56,11 @@ fn parameters_without_a_buffer_get_no_gradient() {
     let net = Net::new();
     let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
-    tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
+    tape.backward_from(&[(&y, net.input(2))], &mut grads).unwrap();
     assert_error(grads.get(&net.a), "there is no gradient of `a`: add the parameter");
     let mut all = Grads::new(&net.params()).unwrap();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
-    tape.backward(&[(&y, net.input(2))], &mut all).unwrap();
+    tape.backward_from(&[(&y, net.input(2))], &mut all).unwrap();
     let of_b = |grads: &mut Grads| grads.get(&net.b).unwrap().to_vec::<f32>().unwrap();
     assert_eq!(of_b(&mut grads), of_b(&mut all));
 
@@ -78,7 +78,7 @@ fn parameters_without_a_buffer_get_no_gradient() {
     .unwrap();
     let dy = numbers(&net.device, &[6, 6], 2);
     let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
-    tape.backward(&[(&y, dy)], &mut grads).unwrap();
+    tape.backward_from(&[(&y, dy)], &mut grads).unwrap();
     assert!(!*computed.lock().unwrap());
 }
 
@@ -89,7 +89,7 @@ fn cleared_gradients_are_zeros() {
     let mut grads = Grads::new(&net.params()).unwrap();
     let run = |grads: &mut Grads| {
         let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
-        tape.backward(&[(&y, net.input(2))], grads).unwrap();
+        tape.backward_from(&[(&y, net.input(2))], grads).unwrap();
         grads.get(&net.a).unwrap().to_vec::<f32>().unwrap()
     };
     let once = run(&mut grads);
@@ -122,7 +122,7 @@ fn parameters_are_reported_in_reverse_order() {
             });
 
             let (y, tape) = Tape::record(|| block(&net, &Var::input(net.input(1)))).unwrap();
-            tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
+            tape.backward_from(&[(&y, net.input(2))], &mut grads).unwrap();
             let reported = reported.lock().unwrap().clone();
             assert_eq!(reported.len(), 2);
             for ((name, gradient), param) in reported.iter().zip(params.iter().rev()) {
@@ -159,7 +159,7 @@ fn parameters_are_reported_as_soon_as_they_are_complete() {
             ops::linear(&h, &net.b.var()?)
         })
         .unwrap();
-        tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
+        tape.backward_from(&[(&y, net.input(2))], &mut grads).unwrap();
         drop(grads);
         log.lock().unwrap().clone()
     };
@@ -180,7 +180,7 @@ fn gradients_share_one_buffer() {
     let names: Vec<&str> = grads.params().map(Param::name).collect();
     assert_eq!(names, ["a", "b"]);
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
-    tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
+    tape.backward_from(&[(&y, net.input(2))], &mut grads).unwrap();
     let separate: Vec<f32> =
         grads.all().unwrap().iter().flat_map(|(_, g)| g.to_vec().unwrap()).collect();
     let [flat] = &grads.buffers()[..] else { panic!() };

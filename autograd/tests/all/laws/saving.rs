@@ -75,7 +75,7 @@ fn steps_leak_no_memory() {
         let unused = match step % 3 {
             0 => Some(tape),
             _ => {
-                tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
+                tape.backward_from(&[(&y, net.input(2))], &mut grads).unwrap();
                 grads.clear();
                 None
             }
@@ -94,7 +94,7 @@ fn an_overwritten_saved_tensor_is_an_error() {
     let saved = net.b.value().unwrap().version();
     ops::fill_into(&net.b.value().unwrap(), 0.0).unwrap();
     let mut grads = Grads::new(&net.params()).unwrap();
-    let found = tape.backward(&[(&y, net.input(2))], &mut grads);
+    let found = tape.backward_from(&[(&y, net.input(2))], &mut grads);
     let between = "`b` was overwritten between forward and backward";
     assert_error(found, &format!("{between} (version {saved} when saved, {} now)", saved + 1));
 }
@@ -112,7 +112,7 @@ fn saved_tensors_may_be_packed() {
         })
         .unwrap();
         let bytes = tape.saved_bytes();
-        tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
+        tape.backward_from(&[(&y, net.input(2))], &mut grads).unwrap();
         (grads.get(&net.a).unwrap().to_vec::<f32>().unwrap(), bytes)
     };
 

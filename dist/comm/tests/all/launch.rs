@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use meshgrad_comm::launch::{Ended, Environment, Launch, Transport};
-use meshgrad_comm::{ProcessRank, Rank, Result, Tcp, conformance};
+use meshgrad_comm::{Collectives, ProcessRank, Rank, Reduction, Result, Tcp, conformance, ranks};
+use meshgrad_error::bail;
+use meshgrad_runtime::Tensor;
 
 fn launch(ranks: usize, command: &[&str]) -> Launch {
     let command = command.iter().map(OsString::from).collect();
@@ -266,6 +268,47 @@ fn launched_processes_find_their_world() {
     let ended = launch.run(&never, &mut out, &mut err).unwrap();
     assert_eq!(ended, Ended::Success, "{}", String::from_utf8_lossy(&err));
     assert_eq!(String::from_utf8_lossy(&out).matches("1 passed").count(), 3);
+}
+
+/// The sum of all ranks. Rank 1 fails if the variable says so.
+fn sum(rank: &dyn Rank) -> Result<f32> {
+    if rank.rank() == 1 && std::env::var(CHILD).is_ok_and(|it| it == "fails") {
+        bail!(Invalid, "the planted fault");
+    }
+    let x = Tensor::scalar(rank.device(), rank.rank() as f32)?;
+    rank.world()?.all_reduce(&x, Reduction::Sum)?.wait()?.item()
+}
+
+/// A process with [`ranks::run`]; without its variable it does nothing.
+#[test]
+fn child_of_run() {
+    if std::env::var(CHILD).is_ok() {
+        match ranks::run(8, sum) {
+            Ok(sums) => println!("the sums are {sums:?}"),
+            Err(error) => println!("the error is {error}"),
+        }
+    }
+}
+
+/// One main function runs on threads, and on the processes of a launcher, however many they are. If
+/// one fails, all name it.
+#[test]
+fn one_main_function_runs_on_threads_and_on_processes() {
+    assert_eq!(ranks::run(3, sum).unwrap(), [3.0; 3]);
+    let program = std::env::current_exe().unwrap();
+    let output = |child: &str| {
+        let variable = format!("{CHILD}={child}");
+        let command = ["env", &variable, program.to_str().unwrap(), "launch::child_of_run"];
+        let (mut out, never) = (Vec::new(), AtomicBool::new(false));
+        let launch = launch(3, &[command.as_slice(), &AS_CHILD[1..]].concat());
+        launch.run(&never, &mut out, std::io::sink()).unwrap();
+        String::from_utf8(out).unwrap()
+    };
+    let sums = output("1");
+    assert_eq!(sums.matches("the sums are [3.0]").count(), 3, "{sums}");
+    let errors = output("fails");
+    assert_eq!(errors.matches("the error is rank").count(), 3, "{errors}");
+    assert_eq!(errors.matches("the planted fault").count(), 3, "{errors}");
 }
 
 /// Ranks of one host whose launcher states no meeting point, as mpirun, meet through a file: also

@@ -48,8 +48,7 @@ impl Chain {
         let (y, tape) = Tape::record(|| self.forward(&x))?;
         let saved = tape.saved_bytes();
         let dy = y.value().clone();
-        grads.last_pass();
-        tape.backward(&[(&y, dy)], grads)?;
+        tape.backward_from(&[(&y, dy)], grads)?;
         grads.all()?;
         grads.clear();
         Ok(saved)

@@ -50,7 +50,7 @@ fn messages_name_the_unit_and_the_way_out() {
             meshgrad_autograd::Tape::record(|| meshgrad_autograd::ops::linear(&x, &w.var()?))?;
         let mut grads = Grads::new(&w.params())?;
         let dy = y.value().clone();
-        tape.backward(&[(&y, dy)], &mut grads)
+        tape.backward_from(&[(&y, dy)], &mut grads)
     });
     let no_clear = message(|rank, mesh| {
         let model = Chain::new(1, 4);

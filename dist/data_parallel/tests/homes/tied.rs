@@ -38,7 +38,7 @@ fn on_stage(rank: &dyn Rank, mesh: &Mesh) -> Result<Outcome> {
         })?;
         let roots: Vec<_> = ys.iter().map(|y| (y, dy.clone())).collect();
         let mut grads = Grads::new(&params)?;
-        tape.backward(&roots, &mut grads)?;
+        tape.backward_from(&roots, &mut grads)?;
         let (norm, gradients) = (grads.norm()?.item::<f32>()?, grads.all()?);
         let first = gradients.iter().map(|(param, gradient)| {
             let values = gradient.to_vec::<f32>()?;

@@ -32,7 +32,7 @@ fn decoding_equals_the_full_forward_pass() {
     for (name, text) in configurations {
         let (model, ids) = (model(text, &device), ids(&device, 2, TOKENS));
         for dtype in [DType::F32, DType::BF16] {
-            let compute = Compute { dtype, checkpointing: false };
+            let compute = Compute::new(dtype);
             let whole = model.logits(&ids, compute).unwrap();
             for chunk in [1, 3, TOKENS] {
                 for (at, next) in decoded(&model, &ids, chunk, dtype).iter().enumerate() {

@@ -36,7 +36,7 @@ fn descend(model: &Decoder, params: &[Param], ids: &Tensor, rate: f64) -> usize 
     let (loss, tape) = Tape::record(|| model.loss(&batch, F32)).unwrap();
     let mut grads = Grads::new(params).unwrap();
     let seed = ops::reciprocal(&loss.weight).unwrap();
-    tape.backward(&[(&loss.total, seed)], &mut grads).unwrap();
+    tape.backward_from(&[(&loss.total, seed)], &mut grads).unwrap();
     let mut moved = 0;
     for param in params {
         let gradient = grads.get(param).unwrap();

@@ -38,7 +38,7 @@ fn largest_and_peak(device: &Device, model: &Decoder) -> Result<[usize; 2]> {
     let ids: Vec<i64> = (0..TOKENS).map(|at| (at * 31 % VOCABULARY) as i64).collect();
     let ids = Tensor::from_slice(device, &[1, TOKENS], &ids)?.as_replicated()?;
     let batch = TokenBatch::new(&ids, &ids);
-    let compute = Compute { dtype: DType::F32, checkpointing: false };
+    let compute = Compute::new(DType::F32);
     gradients(&model.params(), || model.loss(&batch, compute))?;
     let stats = device.memory_stats();
     Ok([stats.largest, stats.peak])
@@ -101,7 +101,7 @@ fn no_rank_allocates_all_experts() {
         let ids: Vec<i64> = (0..4 * 5).map(|at| at * 31 % 64).collect();
         let ids = Tensor::from_slice(device, &[4, 5], &ids)?.as_replicated()?;
         let ids = redistribute(&ids, rows)?;
-        let compute = Compute { dtype: DType::F32, checkpointing: false };
+        let compute = Compute::new(DType::F32);
         gradients(&model.params(), || model.loss(&TokenBatch::new(&ids, &ids), compute))?;
         Ok(device.memory_stats().largest)
     };

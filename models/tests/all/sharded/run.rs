@@ -10,7 +10,7 @@ use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_models::{
     Decoder, FeedForward, IGNORE_INDEX, Loss, Model, ModelPlan, TokenBatch, by_document,
 };
-use meshgrad_runtime::{DType, Device, Element, Tensor, ops, with_mesh};
+use meshgrad_runtime::{Device, Element, Tensor, with_mesh};
 
 use crate::sharded::cases::Case;
 use crate::small::{add_adapters, distance, norm};
@@ -103,8 +103,7 @@ pub(crate) fn gradients(
 ) -> Result<(Loss, Grads)> {
     let mut grads = Grads::new(params)?;
     let (loss, tape) = Tape::record(loss)?;
-    let one = ops::full(loss.total.value().device(), &[], DType::F32, 1.0)?;
-    tape.backward(&[(&loss.total, one)], &mut grads)?;
+    tape.backward(&loss.total, &mut grads)?;
     Ok((loss, grads))
 }
 

@@ -105,7 +105,7 @@ impl Fixture {
 
     fn step(&self, model: &Decoder, device: &Device) -> Result<BTreeMap<String, Vec<f32>>> {
         let batch = self.batch(device)?;
-        let compute = Compute { dtype: DType::F32, checkpointing: false };
+        let compute = Compute::new(DType::F32);
         let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, compute))?;
         let whole: BTreeMap<String, Vec<f32>> =
             outcome_of(&loss, &mut grads, &[])?.into_iter().collect();

@@ -8,6 +8,7 @@ use meshgrad_models::families::qwen3::Qwen3Config;
 use meshgrad_models::{Compute, ModelParallelism};
 use meshgrad_runtime::DType;
 
+use crate::homes::step::PASSES;
 use crate::small::{self, ALL_EXPERTS, Axes, DENSE, EXPERTS, TIED};
 
 /// The homes of the layers, and of the rest.
@@ -26,8 +27,8 @@ pub(crate) struct Case {
     pub(crate) prefetch: usize,
     pub(crate) checkpointing: bool,
     pub(crate) bf16: bool,
-    /// Whether the last pass is announced.
-    pub(crate) announced: bool,
+    /// The passes of a step that are announced. Otherwise, reductions start in each.
+    pub(crate) expected_passes: Option<usize>,
     /// Whether all ranks have equally many rows.
     pub(crate) even: bool,
     pub(crate) trained: Trained,
@@ -67,7 +68,7 @@ impl Case {
             prefetch: 1,
             checkpointing: false,
             bf16: false,
-            announced: true,
+            expected_passes: Some(PASSES),
             even: false,
             trained: Trained::All,
             sequence: true,
@@ -89,8 +90,12 @@ impl Case {
         Case { prefetch, ..self }
     }
 
-    const fn unannounced(self) -> Case {
-        Case { announced: false, ..self }
+    pub(crate) const fn expecting(self, expected_passes: Option<usize>) -> Case {
+        Case { expected_passes, ..self }
+    }
+
+    const fn uncounted(self) -> Case {
+        self.expecting(None)
     }
 
     pub(crate) const fn even(self) -> Case {
@@ -222,11 +227,12 @@ fn whole_matrices() -> [Strategy; 2] {
 
 pub(crate) const CASES: &[Case] = &[
     Case::new("dense replicated", DENSE, DP3, replicate),
-    Case::new("dense zero1", DENSE, DP3, zero1).unannounced(),
+    Case::new("dense replicated, uncounted", DENSE, DP3, replicate).uncounted(),
+    Case::new("dense zero1", DENSE, DP3, zero1).uncounted(),
     Case::new("dense fsdp", DENSE, DP2, fsdp),
     Case::new("dense fsdp", DENSE, DP3, fsdp).prefetch(0),
     Case::new("dense fsdp checkpointed", DENSE, DP3, fsdp).checkpointed(),
-    Case::new("dense fsdp, whole gradients", DENSE, DP3, accumulated).unannounced(),
+    Case::new("dense fsdp, whole gradients", DENSE, DP3, accumulated).uncounted(),
     Case::new("dense mixed", DENSE, DP4, mixed).prefetch(2),
     Case::new("dense whole matrices", DENSE, DP3, whole_matrices),
     Case::new("dense muon", DENSE, DP3, whole_matrices).muon(),
@@ -235,7 +241,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("experts fsdp, other rows", ALL_EXPERTS, DP3, fsdp).rotated(3),
     Case::new("dense hsdp, other rows", DENSE, HYBRID, hsdp).rotated(1),
     Case::new("dense hsdp", DENSE, HYBRID, hsdp),
-    Case::new("dense hsdp", DENSE, HYBRID6, hsdp).unannounced(),
+    Case::new("dense hsdp", DENSE, HYBRID6, hsdp).uncounted(),
     Case::new("dense fsdp over two axes", DENSE, HYBRID6, fsdp_over_all),
     Case::new("tied fsdp", TIED, DP_TP, fsdp),
     Case::new("tied hsdp checkpointed", TIED, HYBRID_TP, hsdp).checkpointed(),

@@ -8,9 +8,9 @@ use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_data_parallel::Strategy;
 use meshgrad_mesh::{Hosts, Link, LinkCosts};
 
-use crate::homes::cases::{Case, DP3, fsdp};
+use crate::homes::cases::{Case, DP3, fsdp, replicate};
 use crate::homes::paced::{Pace, PacedConnector};
-use crate::homes::step::{Result, divided, optimizer, passes};
+use crate::homes::step::{PASSES, Result, divided, optimizer, passes};
 
 /// Many layers and a small vocabulary. What surrounds the layers, whose first gather nothing can
 /// hide, has a small part of the parameters, as in large models.
@@ -101,4 +101,17 @@ fn a_large_table_is_gathered_once_per_step() {
         with
     });
     assert!(once * 2 < each_use, "{once:?} and {each_use:?}");
+}
+
+/// A loop that announces nothing reduces beside each backward pass. If it announces more passes than it runs, the
+/// reductions start when gradients are read, and nothing hides them.
+#[test]
+fn reductions_of_a_plain_loop_overlap() {
+    let case = Case::new("replicated", MODEL, DP3, replicate).even();
+    let (plain, late) =
+        (exposed_of(&case.expecting(None)), exposed_of(&case.expecting(Some(PASSES + 1))));
+    println!(
+        "exposed per step: {plain:?} if nothing is announced, {late:?} if too many passes are"
+    );
+    assert!(plain * 4 <= late, "{plain:?} and {late:?}");
 }

@@ -73,9 +73,8 @@ fn train(case: &Case, config: AdamWConfig, model: &Layers, device: &Device) -> R
             Ok::<_, meshgrad_runtime::Error>([first, second])
         })?;
         let [first, second] = OUTPUTS.map(|columns| integers(case, device, columns, step + 1));
-        let grads = optimizer.grads();
-        grads.last_pass();
-        tape.backward(&[(&outputs[0], first?), (&outputs[1], second?)], grads)?;
+        let roots = [(&outputs[0], first?), (&outputs[1], second?)];
+        tape.backward_from(&roots, optimizer.grads())?;
         let weight = ops::full(device, &[], DType::F32, case.rows() as f64)?;
         optimizer.step(&weight, step as u64 + 1, 0.01)?;
     }

@@ -184,17 +184,14 @@ fn train(model: &Mixture, device: &Device, meshes: Option<&Meshes>) -> Result<Ve
         Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     };
     let mut optimizer = Optimizer::with(model, device, 0.5, adamw)?;
+    optimizer.grads().expect_passes(PASSES);
     let mut shares = Vec::new();
     for step in 0..STEPS {
         for pass in 0..PASSES {
             let x = batch(device, step * PASSES + pass, meshes.map(|meshes| &meshes.main))?;
             let record = || tracked::sum(&tracked::square(&model.forward(&x, meshes)?)?, &[0, 1]);
             let (loss, tape) = Tape::record(record)?;
-            if pass + 1 == PASSES {
-                optimizer.grads().last_pass();
-            }
-            let one = ops::full(device, &[], DType::F32, 1.0)?;
-            tape.backward(&[(&loss, one)], optimizer.grads())?;
+            tape.backward(&loss, optimizer.grads())?;
             shares.push(scalar(format!("loss {step} {pass}"), &full_tensor(loss.value())?)?);
         }
         if step == 0 {

@@ -111,16 +111,15 @@ pub(crate) fn passes(
     device: &Device,
     step: usize,
 ) -> Result<(Vec<Tensor>, Tensor)> {
+    if let Some(passes) = case.expected_passes {
+        grads.expect_passes(passes);
+    }
     let mut losses = Vec::new();
     let mut weight = ops::full(device, &[], DType::F32, 0.0)?;
     for pass in 0..PASSES {
         let batch = batch(case, step * PASSES + pass, device)?;
         let (loss, tape) = Tape::record(|| model.loss(&batch, case.compute()))?;
-        if case.announced && pass + 1 == PASSES {
-            grads.last_pass();
-        }
-        let one = ops::full(device, &[], DType::F32, 1.0)?;
-        tape.backward(&[(&loss.total, one)], grads)?;
+        tape.backward(&loss.total, grads)?;
         let counts = loss.statistics.iter().map(full_tensor);
         let scale = Tensor::scalar(device, 1.0f32)?.as_replicated()?;
         model.after_step(&counts.collect::<meshgrad_runtime::Result<Vec<_>>>()?, &scale)?;

@@ -62,14 +62,10 @@ fn ids(device: &Device, rows: usize, step: usize) -> meshgrad_runtime::Result<Te
     Tensor::from_slice(device, &[rows, TOKENS], &ids)?.as_replicated()
 }
 
-fn one(device: &Device) -> meshgrad_runtime::Result<Tensor> {
-    ops::full(device, &[], DType::F32, 1.0)
-}
-
 /// Adds the gradients of a step on one rank.
 fn whole_pass(ends: &[End; 2], ids: &Tensor, grads: &mut Grads) -> Result<()> {
     let (loss, tape) = Tape::record(|| ends[1].loss(&ends[0].embed(ids)?))?;
-    tape.backward(&[(&loss, one(ids.device())?)], grads)
+    tape.backward(&loss, grads)
 }
 
 /// A rank of one of the stages.
@@ -103,14 +99,13 @@ impl Member<'_> {
 
     /// Adds the gradients of this stage in a step.
     fn pass(&self, end: &End, ids: &Tensor, rows: usize, grads: &mut Grads) -> Result<()> {
-        grads.last_pass();
         match self.stage {
             0 => {
                 let ids = redistribute(ids, [("dp", Placement::shard(0))])?;
                 let (x, tape) = Tape::record(|| end.embed(&ids))?;
                 self.send(x.value())?;
                 let dx = self.receive(rows)?;
-                Ok(tape.backward(&[(&x, dx)], grads)?)
+                Ok(tape.backward_from(&[(&x, dx)], grads)?)
             }
             _ => {
                 let x = self.receive(rows)?;
@@ -119,7 +114,7 @@ impl Member<'_> {
                     let loss = end.loss(&x)?;
                     Ok((x, loss))
                 })?;
-                let one = one(self.rank.device())?;
+                let one = ops::full(self.rank.device(), &[], DType::F32, 1.0)?;
                 let (dx, later) = tape.backward_inputs(&[(&loss, one)], &[&x])?;
                 self.send(&dx[0])?;
                 Ok(later.run(grads)?)

@@ -114,9 +114,7 @@ fn difference(rank: &dyn Rank, mesh: &Mesh, fixture: &Tensors) -> Result<f32> {
         let x = sharded(device, &fixture[&format!("input.{step}")])?;
         let target = sharded(device, &fixture[&format!("target.{step}")])?;
         let (loss, tape) = Tape::record(|| model.loss(&x, &target))?;
-        let one = ops::full(device, &[], DType::F32, 1.0)?;
-        optimizer.grads().last_pass();
-        tape.backward(&[(&loss, one)], optimizer.grads())?;
+        tape.backward(&loss, optimizer.grads())?;
         let count: usize = target.global_shape().iter().product();
         let weight = ops::full(device, &[], DType::F32, count as f64)?;
         optimizer.step(&weight, step as u64, LEARNING_RATE)?;

@@ -102,7 +102,7 @@ fn batches(device: &Device) -> Result<Vec<TokenBatch>> {
 
 /// The gradients of a rank's stages, the loss on the rank of the last one, and the passes of the rank.
 fn step(rank: &dyn Rank, mesh: &Mesh, cut: &Cut) -> Result<(Values, Vec<String>)> {
-    let (device, compute) = (rank.device(), Compute { dtype: DType::F32, checkpointing: false });
+    let (device, compute) = (rank.device(), Compute::new(DType::F32));
     let whole = Decoder::new(&*read_config(&folder())?)?;
     let pipeline =
         Pipeline::learn(cut, rank, &whole, compute, |meta| Ok(batches(meta)?.swap_remove(0)))?;

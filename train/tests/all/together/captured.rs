@@ -41,8 +41,7 @@ impl Stepping {
     fn work(&mut self) -> Result<Vec<Tensor>> {
         let compute = small::compute(false, false);
         let (loss, tape) = Tape::record(|| self.model.loss(&self.batch, compute))?;
-        let one = ops::full(self.overflow.device(), &[], DType::F32, 1.0)?;
-        tape.backward(&[(&loss.total, one.as_replicated()?)], self.optimizer.grads())?;
+        tape.backward(&loss.total, self.optimizer.grads())?;
         let statistics: Vec<Tensor> =
             loss.statistics.iter().map(full_tensor).collect::<Result<_>>()?;
         if let Some(of_step) = self.model.overflow(&statistics)? {

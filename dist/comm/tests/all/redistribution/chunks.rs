@@ -149,7 +149,7 @@ fn bits(
                 dx
             }
             Backward::Full => {
-                tape.backward(&roots, &mut grads)?;
+                tape.backward_from(&roots, &mut grads)?;
                 Vec::new()
             }
         };

@@ -43,7 +43,7 @@ fn step(rank: &dyn Rank, mesh: &Mesh, other: Other) -> Result<()> {
         ops::add(&ops::redistribute(&loss, [("dp", Placement::Replicate)])?, &root)
     })?;
     let mut grads = Grads::new(&[w])?;
-    tape.backward(&[(&loss, filled(&[], value(Other::RootGradient, 1.0))?)], &mut grads)
+    tape.backward_from(&[(&loss, filled(&[], value(Other::RootGradient, 1.0))?)], &mut grads)
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn parameters_and_gradients_are_compared() {
                 let (y, tape) = Tape::record(|| ops::affine(&w.var()?, 0.0, 0.0))?;
                 let dy = Tensor::zeros(rank.device(), &[3], DType::F32, Kind::Value)?;
                 let dy = dy.with_sharding(&replicated, rank.rank())?;
-                tape.backward(&[(&y, dy)], &mut Grads::new(std::slice::from_ref(&w))?)
+                tape.backward_from(&[(&y, dy)], &mut Grads::new(std::slice::from_ref(&w))?)
             })
         });
         match other {
@@ -130,7 +130,7 @@ fn gradients_are_compared_before_they_are_reported() {
             // The product with zeros is equal on all ranks, but its gradient is not.
             let factor = Var::constant(stated([1.0 + rank.rank() as f32; 3])?);
             let (y, tape) = Tape::record(|| ops::mul(&w.var()?, &factor))?;
-            tape.backward(&[(&y, stated([1.0; 3])?)], &mut grads)
+            tape.backward_from(&[(&y, stated([1.0; 3])?)], &mut grads)
         })
     });
     let error = result.unwrap_err().to_string();
@@ -163,7 +163,7 @@ fn comparing_different_tensors_is_an_error() {
             with_redistribution(redistributor, || {
                 let (y, tape) = Tape::record(|| ops::affine(&w.var()?, 2.0, 0.0))?;
                 let dy = y.value().clone();
-                tape.backward(&[(&y, dy)], &mut Grads::new(std::slice::from_ref(&w))?)
+                tape.backward_from(&[(&y, dy)], &mut Grads::new(std::slice::from_ref(&w))?)
             })
         })
     };
