@@ -160,13 +160,8 @@ impl Comparison<'_> {
         embedding.output.place([("tp", self.between_layers())]);
         let mut grads = Grads::new(&embedding.params())?;
         let ids = ids.as_replicated()?;
-<<<<<<< HEAD
         let (y, tape) = Tape::record(|| embedding.forward(&ids, None, DType::F32))?;
-        tape.backward(&[(&y, dy)], &mut grads)?;
-=======
-        let (y, tape) = Tape::record(|| embedding.forward(&ids, DType::F32))?;
         tape.backward_from(&[(&y, dy)], &mut grads)?;
->>>>>>> 6ac27e7d7627c236b84586f7c87ff4d5ce4e9ff4
         self.compare("embedding.y", y.value())?;
         self.compare("embedding.dweight", &grads.get(&embedding.weight)?)
     }
