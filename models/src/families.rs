@@ -38,7 +38,11 @@ static FAMILIES: &[&dyn Family] = &[
 
 /// A `model_type` that is close to one of a family, which one, and what differs.
 const CLOSE: [(&str, &str, &str); 10] = [
-    ("deepseek_v2", "deepseek_v3", "it chooses experts by a softmax, and groups by their best expert"),
+    (
+        "deepseek_v2",
+        "deepseek_v3",
+        "it chooses experts by a softmax, and groups by their best expert",
+    ),
     ("gemma2", "gemma3_text", "it bounds scores and logits, and has no norms of queries and keys"),
     (
         "gemma3",

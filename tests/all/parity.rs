@@ -163,6 +163,7 @@ fn a_gpu_matches_transformers() {
         "llama-3-rope",
         "mistral-window",
         "qwen2-window-tied",
+        "deepseek-v3-hub",
         "gemma3-scaled",
         "gpt2-scaled-by-layer",
         "olmoe-gqa-aux-tied",
@@ -226,7 +227,8 @@ fn saved_models_have_the_tensors_of_their_folders() {
         let (original, saved) = (Folder::open(&fixture).unwrap(), Folder::open(&saved).unwrap());
         for tensor in saved.tensors() {
             let first = tensor.name.trim_start_matches("transformer."); // of GPT-2's first files
-            let stored = [&tensor.name[..], first].into_iter().find(|it| original.get(it).is_some());
+            let stored =
+                [&tensor.name[..], first].into_iter().find(|it| original.get(it).is_some());
             let stored = stored.unwrap_or_else(|| panic!("{name}: {}", tensor.name));
             assert!(original.read(stored).unwrap() == saved.read(&tensor.name).unwrap(), "{name}");
         }

@@ -264,9 +264,9 @@ impl DeepseekV3Config {
 
     /// What scaled positions multiply scores by.
     fn score_factor(&self) -> f64 {
-        let scaling = self.scaling().filter(|it| {
-            it.rope_type.or(it.old_type).unwrap_or_default() != RopeType::Default
-        });
+        let scaling = self
+            .scaling()
+            .filter(|it| it.rope_type.or(it.old_type).unwrap_or_default() != RopeType::Default);
         match scaling.and_then(|it| Some((it.factor?, it.mscale_all_dim?))) {
             Some((factor, mscale)) => magnitude(factor, mscale).powi(2),
             None => 1.0,

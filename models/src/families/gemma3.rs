@@ -159,10 +159,11 @@ impl LlamaLike for Gemma3Config {
 
     fn attention(&self, at: &ModulePath, number: usize) -> Attention {
         let (is_local, eps) = (self.is_local(number), self.keys.rms_norm_eps);
-        let mut attention =
-            self.keys.attention(at).biases(self.attention_bias, self.attention_bias).head_norms(
-                |name, features| RmsNorm::around_one(at.sub(name), features, eps),
-            );
+        let mut attention = self
+            .keys
+            .attention(at)
+            .biases(self.attention_bias, self.attention_bias)
+            .head_norms(|name, features| RmsNorm::around_one(at.sub(name), features, eps));
         attention.scale = self.query_pre_attn_scalar.sqrt().recip();
         attention.rotation = Some(if is_local { LOCAL } else { GLOBAL });
         attention.window(self.sliding_window.filter(|_| is_local))
