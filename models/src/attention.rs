@@ -1,29 +1,34 @@
-//! Grouped-query attention with rotary positions.
+//! Attention of queries to the keys and values that [projections](Projections) make of tokens.
 //!
 //! Legend: b batch, t queries, s keys, d hidden size, h query heads, g key-value heads, c features
-//! per head.
+//! per head of queries and keys.
 
-use std::sync::{Arc, Mutex, PoisonError};
+mod grouped;
+mod latent;
+mod rotary;
 
 use meshgrad_autograd::{Init, Module, ModulePath, Result, Seam, Var, ops};
 use meshgrad_collectives::redistribute;
 use meshgrad_mesh::Placement;
-use meshgrad_runtime::ops::{AttentionMask, AttentionSequences, RopeStyle};
-use meshgrad_runtime::{Device, Tensor};
+use meshgrad_runtime::Tensor;
+use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
 
+pub use self::grouped::{AttentionSizes, GroupedProjections};
+pub use self::latent::{LatentProjections, LatentSizes};
+pub use self::rotary::Rotary;
 use crate::by_document::RowOrder;
 use crate::cache::LayerCache;
-use crate::config::Rope;
-use crate::layers::{Linear, RmsNorm};
+use crate::layers::Linear;
+use crate::norms::RmsNorm;
 use crate::ring::{Rings, Seen};
 
 /// The positions of the tokens, shared by all layers of a forward pass.
 #[derive(Clone)]
 pub struct Positions {
-    /// Cosines of the rotary angles, [b, t, c/2], f32.
-    pub cos: Tensor,
-    /// Sines of the rotary angles, of the same shape.
-    pub sin: Tensor,
+    /// Cosines and sines of the rotary angles, each [b, t, c/2], f32, of each rotation of the model.
+    pub rotations: Vec<(Tensor, Tensor)>,
+    /// The numbers of the positions, i64 [b, t], for embeddings that depend on them.
+    pub(crate) numbers: Option<Tensor>,
     /// Which keys queries see, if their rank has all that they may see.
     pub sequences: AttentionSequences,
     /// The words of all tokens of a row ([`ops::visible_keys`]), if ranks have parts of rows in documents.
@@ -33,107 +38,122 @@ pub struct Positions {
     pub(crate) rings: Rings,
 }
 
-impl Positions {
-    /// The heads of `x` [b, t, heads, c], normalized and rotated.
-    fn rotate(&self, x: &Var, norm: Option<&RmsNorm>) -> Result<Var> {
-        match norm {
-            Some(norm) => norm.forward_rotated(x, &self.cos, &self.sin),
-            None => ops::rope(x, &self.cos, &self.sin, RopeStyle::Half),
-        }
-    }
-}
-
-/// The sizes of an attention block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AttentionSizes {
-    /// d.
-    pub inputs: usize,
-    /// h.
-    pub heads: usize,
-    /// g, a divisor of h.
-    pub kv_heads: usize,
-    /// c.
-    pub head_dim: usize,
-}
-
 /// The attention block of a layer.
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Attention {
     /// Before the projections to heads.
     pub input: Seam,
-    /// From d to h c features.
-    pub q_proj: Linear,
-    /// From d to g c features.
-    pub k_proj: Linear,
-    /// From d to g c features.
-    pub v_proj: Linear,
+    /// Of tokens to queries, keys and values.
+    pub projections: Projections,
     /// Of queries, before attention.
     pub queries: Seam,
     /// Of keys and values, before attention.
     pub keys: Seam,
     /// Of the result of attention.
     pub attended: Seam,
-    /// From h c to d features.
+    /// From the values of h heads to d features.
     pub o_proj: Linear,
     /// After `o_proj`.
     pub output: Seam,
-    /// Over the features of a query head, before its rotation.
-    pub q_norm: Option<RmsNorm>,
-    /// Over the features of a key head, before its rotation.
-    pub k_norm: Option<RmsNorm>,
-    /// c.
-    pub head_dim: usize,
+    /// The factor of scores, 1 / sqrt(c) at first.
+    pub scale: f64,
+    /// The number of its rotation among those of the model, 0 at first; `None` for none.
+    pub rotation: Option<usize>,
     /// The number of keys that a query attends to, up to its own position; `None` for all.
     pub window: Option<usize>,
 }
 
+/// How queries, keys and values are made of tokens.
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
+pub enum Projections {
+    /// By a projection each.
+    Grouped(GroupedProjections),
+    /// Through narrow latents.
+    Latent(LatentProjections),
+}
+
 impl Attention {
-    /// A block at the path `at`, without biases, norms and a window.
+    /// A block at the path `at` with grouped queries, without biases, norms and a window.
     pub fn new(at: &ModulePath, sizes: AttentionSizes, init: Init) -> Attention {
-        let AttentionSizes { inputs: d, heads: h, kv_heads: g, head_dim: c } = sizes;
-        let linear =
-            |name: &str, inputs, outputs| Linear::new(at.sub(name), inputs, outputs).init(init);
+        let projections = GroupedProjections::new(at, sizes, init);
+        let values = sizes.heads * sizes.head_dim;
+        Attention::of(at, Projections::Grouped(projections), [values, sizes.inputs], init)
+    }
+
+    /// A block at the path `at` with latents, without biases and a window. Norms of latents have this `eps`.
+    pub fn latent(at: &ModulePath, sizes: LatentSizes, eps: f64, init: Init) -> Attention {
+        let projections = LatentProjections::new(at, sizes, eps, init);
+        let values = sizes.heads * sizes.values;
+        Attention::of(at, Projections::Latent(projections), [values, sizes.inputs], init)
+    }
+
+    fn of(
+        at: &ModulePath,
+        projections: Projections,
+        [values, outputs]: [usize; 2],
+        init: Init,
+    ) -> Attention {
+        let head_dim = projections.sizes().head_dim;
         Attention {
             input: Seam::new(at.sub("input")),
-            q_proj: linear("q_proj", d, h * c),
-            k_proj: linear("k_proj", d, g * c),
-            v_proj: linear("v_proj", d, g * c),
+            projections,
             queries: Seam::new(at.sub("queries")),
             keys: Seam::new(at.sub("keys")),
             attended: Seam::new(at.sub("attended")),
-            o_proj: linear("o_proj", h * c, d),
+            o_proj: Linear::new(at.sub("o_proj"), values, outputs).init(init),
             output: Seam::new(at.sub("output")),
-            q_norm: None,
-            k_norm: None,
-            head_dim: c,
+            scale: (head_dim as f64).sqrt().recip(),
+            rotation: Some(0),
             window: None,
         }
     }
 
     /// Its sizes.
     pub fn sizes(&self) -> AttentionSizes {
-        let [of_queries, inputs] = [0, 1].map(|dim| self.q_proj.weight.shape()[dim]);
-        let [heads, kv_heads] =
-            [of_queries, self.k_proj.weight.shape()[0]].map(|features| features / self.head_dim);
-        AttentionSizes { inputs, heads, kv_heads, head_dim: self.head_dim }
+        self.projections.sizes()
     }
 
-    /// With biases of the projections to heads, and of the one from them.
+    /// Features per head of values.
+    pub(crate) fn value_features(&self) -> usize {
+        self.o_proj.weight.shape()[1] / self.sizes().heads
+    }
+
+    /// Its projections.
+    pub(crate) fn linears(&mut self) -> Vec<&mut Linear> {
+        self.projections.linears().into_iter().chain([&mut self.o_proj]).collect()
+    }
+
+    /// With biases of the projections from tokens, and of the one of the result.
     #[must_use]
-    pub fn biases(mut self, of_heads: bool, of_output: bool) -> Attention {
-        for projection in [&mut self.q_proj, &mut self.k_proj, &mut self.v_proj] {
-            *projection = projection.clone().bias(of_heads);
+    pub fn biases(mut self, of_tokens: bool, of_output: bool) -> Attention {
+        for projection in self.projections.of_tokens() {
+            *projection = projection.clone().bias(of_tokens);
         }
         self.o_proj = self.o_proj.bias(of_output);
         self
     }
 
-    /// With norms of the heads of queries and keys.
+    /// With norms of each head of grouped queries and keys. `norm` makes one of its name and features.
     #[must_use]
-    pub fn head_norms(mut self, at: &ModulePath, eps: f64) -> Attention {
-        let norm = |name: &str| Some(RmsNorm::new(at.sub(name), self.head_dim, eps));
-        (self.q_norm, self.k_norm) = (norm("q_norm"), norm("k_norm"));
+    pub fn head_norms(mut self, norm: impl Fn(&str, usize) -> RmsNorm) -> Attention {
+        if let Projections::Grouped(grouped) = &mut self.projections {
+            let features = grouped.head_dim;
+            grouped.q_norm = Some(norm("q_norm", features));
+            grouped.k_norm = Some(norm("k_norm", features));
+        }
+        self
+    }
+
+    /// With norms of all heads of grouped queries, and of all of keys, together (OLMo et al. 2024).
+    #[must_use]
+    pub fn joint_norms(mut self, norm: impl Fn(&str, usize) -> RmsNorm) -> Attention {
+        if let Projections::Grouped(grouped) = &mut self.projections {
+            let AttentionSizes { heads, kv_heads, head_dim, .. } = grouped.sizes();
+            grouped.q_norm = Some(norm("q_norm", heads * head_dim));
+            grouped.k_norm = Some(norm("k_norm", kv_heads * head_dim));
+        }
         self
     }
 
@@ -150,12 +170,11 @@ impl Attention {
     /// # Errors
     /// When shapes do not match or the cache is full.
     pub fn forward(&self, x_btd: &Var, at: &Positions, cache: Option<&LayerCache>) -> Result<Var> {
-        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
-        let [q, k, v] = Linear::forward_after(&self.input, x_btd, projections)?;
-        let (q_bthc, k_btgc, v_btgc) = (self.heads(&q)?, self.heads(&k)?, self.heads(&v)?);
-
-        let q_bthc = at.rotate(&q_bthc, self.q_norm.as_ref())?;
-        let k_btgc = at.rotate(&k_btgc, self.k_norm.as_ref())?;
+        let tables = self.rotation.map(|number| &at.rotations[number]);
+        let [q_bthc, k_btgc, v_btgc] = match &self.projections {
+            Projections::Grouped(grouped) => grouped.forward(&self.input, x_btd, tables)?,
+            Projections::Latent(latent) => latent.forward(&self.input, x_btd, tables)?,
+        };
         let (k_bsgc, v_bsgc) = match cache {
             Some(cache) => cache.extend(&k_btgc, &v_btgc)?,
             None => (k_btgc, v_btgc),
@@ -163,7 +182,6 @@ impl Attention {
 
         let mask =
             AttentionMask { causal: true, window: self.window, sequences: at.sequences.clone() };
-        let scale = (self.head_dim as f64).sqrt().recip();
         let shards = head_shards(q_bthc.value());
         let q_bthc = self.queries.redistribute(&q_bthc)?;
         let divides_heads = head_shards(q_bthc.value()) > shards;
@@ -180,11 +198,15 @@ impl Attention {
         let out_bthc = match tokens {
             Some(tokens) => {
                 let seen = Seen { tokens, words: at.words.as_ref(), window: self.window };
-                at.rings.attention([&q_bthc, &k_bsgc, &v_bsgc], &seen, scale)?
+                at.rings.attention([&q_bthc, &k_bsgc, &v_bsgc], &seen, self.scale)?
             }
-            None => ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, scale)?,
+            None => ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, self.scale)?,
         };
         let out_bthc = self.attended.redistribute(&out_bthc)?;
+        let out_bthc = match &self.projections {
+            Projections::Grouped(_) => out_bthc,
+            Projections::Latent(latent) => latent.values(&out_bthc)?,
+        };
         self.o_proj.forward_before(&ops::merge_last(&out_bthc)?, &self.output)
     }
 
@@ -214,10 +236,29 @@ impl Attention {
         let ranges = ops::visible_keys(&whole_along(&self.queries, words)?, &of_keys, None)?;
         Ok(Positions { sequences: AttentionSequences::Ranges(ranges), order, ..at })
     }
+}
 
-    /// Reshapes [b, t, heads * c] to [b, t, heads, c], for any number of heads.
-    fn heads(&self, x: &Var) -> Result<Var> {
-        ops::split_last(x, self.head_dim)
+impl Projections {
+    fn sizes(&self) -> AttentionSizes {
+        match self {
+            Projections::Grouped(grouped) => grouped.sizes(),
+            Projections::Latent(latent) => latent.attention_sizes(),
+        }
+    }
+
+    /// Those of the tokens themselves, not of latents.
+    fn of_tokens(&mut self) -> Vec<&mut Linear> {
+        match self {
+            Projections::Grouped(it) => vec![&mut it.q_proj, &mut it.k_proj, &mut it.v_proj],
+            Projections::Latent(it) => it.of_tokens(),
+        }
+    }
+
+    fn linears(&mut self) -> Vec<&mut Linear> {
+        match self {
+            Projections::Grouped(_) => self.of_tokens(),
+            Projections::Latent(it) => it.linears(),
+        }
     }
 }
 
@@ -239,48 +280,4 @@ fn with_heads_for(q: &Var, x: &Var) -> Result<Var> {
     let each = ops::reshape(x, &[b, s, g, 1, c])?;
     let repeated = ops::broadcast_to(&each, &[b, s, g, copies, c])?;
     ops::reshape(&repeated, &[b, s, g * copies, c])
-}
-
-/// The frequencies of the rotary embedding. Clones share the copy on the device.
-#[derive(Clone)]
-pub struct Rotary {
-    /// Radians per position, for each pair of features.
-    frequencies: Vec<f32>,
-    attention_factor: f64,
-    /// The frequencies on the device that was used last, copied once.
-    on_device: Arc<Mutex<Option<Tensor>>>,
-}
-
-impl Rotary {
-    /// The frequencies of heads of `head_dim` features.
-    pub fn new(rope: &Rope, head_dim: usize) -> Rotary {
-        let frequencies = rope.inverse_frequencies(head_dim).into_iter();
-        Rotary {
-            frequencies: frequencies.map(|radians| radians as f32).collect(),
-            attention_factor: rope.attention_factor(),
-            on_device: Arc::default(),
-        }
-    }
-
-    /// Cosines and sines for `positions`, i64 [b, t]: each [b, t, c/2], f32.
-    ///
-    /// # Errors
-    /// When memory runs out.
-    pub fn tables(&self, positions: &Tensor) -> Result<(Tensor, Tensor)> {
-        let frequencies = self.frequencies_on(positions.device())?;
-        ops::rope_tables(positions, &frequencies, self.attention_factor)
-    }
-
-    fn frequencies_on(&self, device: &Device) -> Result<Tensor> {
-        let mut cached = self.on_device.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(cached) = &*cached
-            && cached.device() == device
-        {
-            return cached.as_replicated();
-        }
-        let shape = [self.frequencies.len()];
-        let frequencies = Tensor::from_slice(device, &shape, &self.frequencies)?;
-        *cached = Some(frequencies.clone());
-        frequencies.as_replicated()
-    }
 }

@@ -12,13 +12,19 @@ pub(crate) use problems::way_out_of;
 pub(crate) use rope::RopeSettings;
 pub use rope::{Llama3, Rope, RopeKeys, RopeScaling, RopeType, Yarn};
 
-/// The activation of the gate in an MLP.
+/// The activation of an MLP, or of its gate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     #[default]
     Silu,
+    /// x Phi(x), Phi being the cumulative normal distribution (Hendrycks and Gimpel 2016).
+    Gelu,
+    /// `Gelu` with an approximation of Phi by a tanh.
+    GeluPytorchTanh,
+    /// The same, under its name in GPT-2.
+    GeluNew,
 }
 
 /// One token id or several, as `eos_token_id` may be.

@@ -53,7 +53,7 @@ pub struct Decoder {
     #[module(skip)]
     numbers: Vec<usize>,
     #[module(skip)]
-    rotary: Rotary,
+    rotations: Vec<Rotary>,
     #[module(skip)]
     whole: Arc<Whole>,
     #[module(skip)]
@@ -94,14 +94,14 @@ impl Decoder {
         config.validate()?;
         let parts = config.parts()?;
         let whole = Arc::new(Whole::of(config.shared(), &parts));
-        let Parts { embedding, layers, head, rotary } = parts;
+        let Parts { embedding, layers, head, rotations } = parts;
         Ok(Decoder {
             embedding: Some(embedding),
             numbers: (0..layers.len()).collect(),
             layers,
             head: Some(head),
             balancing: Balancing::default(),
-            rotary,
+            rotations,
             whole,
             companions: Vec::new(),
             adapter: None,
@@ -219,15 +219,15 @@ impl Decoder {
         self.sparse_blocks().for_each(|moe| moe.adapt_slots(adapts));
     }
 
-    /// The stream before the first layer, for `ids_bt` i64 [b, t].
+    /// The stream before the first layer, for `ids_bt` i64 [b, t] at the positions `at`.
     ///
     /// # Errors
-    /// When an id is out of range; without the first stage.
-    pub fn embed(&self, ids_bt: &Tensor, compute: Compute) -> Result<Stream> {
+    /// When an id or a position is out of range; without the first stage.
+    pub fn embed(&self, ids_bt: &Tensor, at: &Positions, compute: Compute) -> Result<Stream> {
         let embedding = self.embedding.as_ref().ok_or_else(|| {
             error!(Invalid, "these stages have no embedding: only the first stage can embed ids")
         })?;
-        let x_btd = embedding.forward(ids_bt, compute.dtype)?;
+        let x_btd = embedding.forward(ids_bt, at.numbers.as_ref(), compute.dtype)?;
         Ok(Stream { x: Residual::new(x_btd), pooled: PooledRouting::default() })
     }
 
@@ -254,8 +254,8 @@ impl Decoder {
     /// # Errors
     /// As [`Model::loss`]; without the first stage.
     pub fn route(&self, batch: &TokenBatch, compute: Compute) -> Result<Vec<Routing>> {
-        let stream = self.embed(&batch.ids, compute)?;
         let (all, at) = (0..self.layers.len(), self.positions_of(batch)?);
+        let stream = self.embed(&batch.ids, &at, compute)?;
         let (_, routings) =
             self.advance_with(all, stream, &at, compute, batch.experts.as_deref(), None)?;
         Ok(routings)
@@ -352,16 +352,13 @@ impl Decoder {
     /// When an id is out of range; without the first or the last stage.
     pub fn logits(&self, ids_bt: &Tensor, compute: Compute) -> Result<Var> {
         let at = self.positions(&places(ids_bt, 0)?, ids_bt, AttentionSequences::Rows)?;
-        let (stream, _) = self.advance(self.embed(ids_bt, compute)?, &at, compute)?;
+        let (stream, _) = self.advance(self.embed(ids_bt, &at, compute)?, &at, compute)?;
         self.head()?.project(&self.head()?.hidden(&stream.x)?)
     }
 
     /// The mixture-of-experts blocks, in the order of their layers.
     pub fn sparse_blocks(&self) -> impl Iterator<Item = &Moe> {
-        self.layers.iter().filter_map(|layer| match &layer.mlp {
-            FeedForward::Sparse(moe) => Some(moe),
-            FeedForward::Dense(_) => None,
-        })
+        self.layers.iter().filter_map(|layer| layer.mlp.sparse())
     }
 
     /// The low-rank updates of its adapter.
@@ -388,21 +385,45 @@ impl Decoder {
         layer.self_attn.in_documents(positions, &words, batch.places.as_ref())
     }
 
-    /// The rotary tables of `positions_bt`, which may have one row for all of `ids_bt`.
+    /// What layers know of `positions_bt`, which may have one row for all of `ids_bt`.
     fn positions(
         &self,
         positions_bt: &Tensor,
         ids_bt: &Tensor,
         sequences: AttentionSequences,
     ) -> Result<Positions> {
-        let (cos, sin) = self.rotary.tables(positions_bt)?;
         let [b, t] = [0, 1].map(|dim| ids_bt.global_shape()[dim]);
         let of_rows = |table: Tensor| {
             let shape = [b, t, table.global_extent(-1)?];
             sharded_like(&table.broadcast_to(&shape)?, ids_bt, ..2)
         };
-        let (cos, sin) = (of_rows(cos)?, of_rows(sin)?);
-        Ok(Positions { cos, sin, sequences, words: None, order: None, rings: Rings::default() })
+        let tables = |rotary: &Rotary| {
+            let (cos, sin) = rotary.tables(positions_bt)?;
+            Ok((of_rows(cos)?, of_rows(sin)?))
+        };
+        let is_learned = self.embedding.as_ref().is_some_and(|it| it.positions.is_some());
+        self.check_positions(t)?;
+        let numbers = || sharded_like(&positions_bt.broadcast_to(&[b, t])?, ids_bt, ..2);
+        Ok(Positions {
+            rotations: self.rotations.iter().map(tables).collect::<Result<_>>()?,
+            numbers: is_learned.then(numbers).transpose()?,
+            sequences,
+            words: None,
+            order: None,
+            rings: Rings::default(),
+        })
+    }
+
+    /// Checks that there are learned positions below `end`.
+    fn check_positions(&self, end: usize) -> Result<()> {
+        let learned = self.embedding.as_ref().and_then(|it| it.positions.as_ref());
+        let positions = learned.map_or(end, |it| it.shape()[0]);
+        ensure!(
+            end <= positions,
+            Invalid,
+            "a sequence of {end} tokens is too long: the model has {positions} learned positions"
+        );
+        Ok(())
     }
 
     /// A model with initial values on `device`.
@@ -463,7 +484,7 @@ impl Model for Decoder {
         let at = self.positions_of(batch)?;
         let stream = match input {
             Some(stream) => stream,
-            None => self.embed(&batch.ids, compute)?,
+            None => self.embed(&batch.ids, &at, compute)?,
         };
         let places = self.places(stage)?;
         let replayed = batch.experts.as_deref();
@@ -599,11 +620,12 @@ impl Generate for Decoder {
     ) -> Result<Decoded<Stream>> {
         let tokens = ids_bt.global_extent(-1)?;
         let sequences = cache.begin(tokens)?;
+        self.check_positions(cache.len() + tokens)?;
         let at = self.positions(&places(ids_bt, cache.len())?, ids_bt, sequences)?;
         let compute = Compute::new(dtype);
         let stream = match input {
             Some(stream) => stream,
-            None => self.embed(ids_bt, compute)?,
+            None => self.embed(ids_bt, &at, compute)?,
         };
         let places = self.places(stage)?;
         let (stream, _) = self.advance_with(places, stream, &at, compute, None, Some(cache))?;

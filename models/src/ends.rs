@@ -4,12 +4,13 @@
 
 use std::ops::RangeBounds;
 
+use half::bf16;
 use meshgrad_autograd::{Module, Param, Result, Seam, Var, ops};
 use meshgrad_collectives::redistribute;
 use meshgrad_runtime::{DType, Tensor};
 
-use crate::layers::RmsNorm;
 use crate::model::IGNORE_INDEX;
+use crate::norms::Norm;
 use crate::residual::Residual;
 
 /// The embedding of tokens.
@@ -24,6 +25,10 @@ pub struct Embedding {
     pub output: Seam,
     /// The id of padding, whose row gets no gradient from the lookup.
     pub padding: Option<usize>,
+    /// The factor of what is looked up, rounded to the dtype of activations, as in Gemma.
+    pub scale: f64,
+    /// [positions, d]: added to embeddings, by the position of the token.
+    pub positions: Option<Param>,
 }
 
 /// The norm after the last layer, and the projection to the vocabulary.
@@ -31,7 +36,7 @@ pub struct Embedding {
 #[module(crate = meshgrad_autograd)]
 pub struct Head {
     /// The norm.
-    pub norm: RmsNorm,
+    pub norm: Norm,
     /// Before the projection.
     pub input: Seam,
     /// [v, d]; the embedding's weight if they are tied.
@@ -39,18 +44,31 @@ pub struct Head {
 }
 
 impl Embedding {
-    /// The embeddings of `ids_bt`, i64 [b, t], as an activation of `dtype`, [b, t, d].
+    /// The embeddings of `ids_bt`, i64 [b, t], as an activation of `dtype`, [b, t, d]. Learned positions are those
+    /// `at` the numbers, i64 [b, t].
     ///
     /// # Errors
-    /// When an id is out of range.
-    pub fn forward(&self, ids_bt: &Tensor, dtype: DType) -> Result<Var> {
+    /// When an id or a position is out of range.
+    pub fn forward(&self, ids_bt: &Tensor, at: Option<&Tensor>, dtype: DType) -> Result<Var> {
         let ids_bt = self.input.redistribute(ids_bt)?;
         let weight = self.weight.var_as(dtype)?;
         let x_btd = match self.padding {
             Some(padding) => ops::embedding_with_padding(&weight, &ids_bt, padding)?,
             None => ops::embedding(&weight, &ids_bt)?,
         };
-        self.output.redistribute(&x_btd.as_activation()?)
+        let x_btd = self.output.redistribute(&x_btd.as_activation()?)?;
+        let x_btd = match self.scale == 1.0 {
+            true => x_btd,
+            false => ops::affine(&x_btd, rounded(self.scale, dtype), 0.0)?,
+        };
+        match (&self.positions, at) {
+            (Some(positions), Some(at_bt)) => {
+                let at_bt = sharded_like(at_bt, x_btd.value(), ..2)?;
+                let added = ops::embedding(&positions.var_as(dtype)?, &at_bt)?;
+                ops::add(&x_btd, &added.as_activation()?)
+            }
+            _ => Ok(x_btd),
+        }
     }
 }
 
@@ -81,6 +99,13 @@ impl Head {
         let labels_bt = sharded_like(labels_bt, hidden.value(), ..2)?;
         let weight = self.weight.var_as(hidden.dtype())?;
         ops::linear_cross_entropy(&hidden, &weight, &labels_bt, IGNORE_INDEX)
+    }
+}
+
+fn rounded(number: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => bf16::from_f64(number).to_f64(),
+        _ => number,
     }
 }
 

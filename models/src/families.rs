@@ -1,16 +1,21 @@
 //! Families of models: each says how its configuration is read, which blocks it is built of, and under which names its
 //! tensors are stored. Everything else is the [`Decoder`](crate::Decoder)'s.
 
+pub mod deepseek_v3;
+pub mod gemma3;
+pub mod gpt2;
 pub mod llama;
 pub mod llama_like;
 pub mod mistral;
 pub mod mixtral;
+pub mod olmo2;
+pub mod olmoe;
 pub mod qwen2;
 pub mod qwen3;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use meshgrad_error::{Result, error};
+use meshgrad_error::{Error, Result, error};
 use serde_json::Value;
 
 use self::llama_like::LlamaLikeFamily;
@@ -24,6 +29,37 @@ static FAMILIES: &[&dyn Family] = &[
     &LlamaLikeFamily::<mistral::MistralConfig>::FAMILY,
     &LlamaLikeFamily::<mixtral::MixtralConfig>::FAMILY,
     &LlamaLikeFamily::<qwen2::Qwen2Config>::FAMILY,
+    &LlamaLikeFamily::<deepseek_v3::DeepseekV3Config>::FAMILY,
+    &LlamaLikeFamily::<gemma3::Gemma3Config>::FAMILY,
+    &gpt2::Gpt2,
+    &LlamaLikeFamily::<olmo2::Olmo2Config>::FAMILY,
+    &LlamaLikeFamily::<olmoe::OlmoeConfig>::FAMILY,
+];
+
+/// A `model_type` that is close to one of a family, which one, and what differs.
+const CLOSE: [(&str, &str, &str); 10] = [
+    (
+        "deepseek_v2",
+        "deepseek_v3",
+        "it chooses experts by a softmax, and groups by their best expert",
+    ),
+    ("gemma2", "gemma3_text", "it bounds scores and logits, and has no norms of queries and keys"),
+    (
+        "gemma3",
+        "gemma3_text",
+        "it has images; its `text_config` is the configuration of the text model",
+    ),
+    ("granite", "llama", "it multiplies embeddings, scores, residuals and logits by factors"),
+    ("mistral3", "mistral", "it has images"),
+    ("olmo3", "olmo2", "most of its layers have a window"),
+    ("phi3", "llama", "its files merge the projections to heads, and gate and up"),
+    ("qwen2_5_vl", "qwen2", "it has images"),
+    (
+        "qwen2_moe",
+        "qwen3_moe",
+        "it has biases, a gated shared expert and no norms of queries and keys",
+    ),
+    ("smollm3", "llama", "some of its layers have no rotation"),
 ];
 
 /// Those of other crates.
@@ -36,6 +72,7 @@ static REGISTERED: RwLock<Vec<&'static dyn Family>> = RwLock::new(Vec::new());
 /// use meshgrad_autograd::{Module, ModulePath};
 /// use meshgrad_models::attention::Attention;
 /// use meshgrad_models::families::llama_like::{LlamaKeys, LlamaLike, LlamaLikeFamily};
+/// use meshgrad_models::norms::RmsNorm;
 /// use meshgrad_models::{Decoder, families};
 /// use serde::{Deserialize, Serialize};
 /// use serde_json::{Value, json};
@@ -67,7 +104,7 @@ static REGISTERED: RwLock<Vec<&'static dyn Family>> = RwLock::new(Vec::new());
 ///     }
 ///
 ///     fn attention(&self, at: &ModulePath, _number: usize) -> Attention {
-///         self.keys.attention(at).head_norms(at, 1e-5)
+///         self.keys.attention(at).head_norms(|name, features| RmsNorm::new(at.sub(name), features, 1e-5))
 ///     }
 /// }
 ///
@@ -104,8 +141,29 @@ pub fn family(model_type: &str) -> Option<&'static dyn Family> {
 /// For invalid JSON; for a `model_type` of no family, with those that there are; as [`Family::read_json`].
 pub fn from_json(text: &str) -> Result<Arc<dyn FamilyConfig>> {
     let keys = json::keys_of(text)?;
-    json::check_model_type(&keys, &model_types())?;
-    let name = keys.get("model_type").and_then(Value::as_str).unwrap_or_default();
-    let family = family(name).ok_or_else(|| error!(Unsupported, "model_type is `{name}`"))?;
-    family.read_json(keys)
+    let found = keys.get("model_type");
+    match found.and_then(Value::as_str).and_then(family) {
+        Some(family) => family.read_json(keys),
+        None => Err(unknown(found)),
+    }
+}
+
+/// The error for a `model_type` of no family.
+fn unknown(found: Option<&Value>) -> Error {
+    let name = found.and_then(Value::as_str);
+    let found = match (found, name) {
+        (Some(_), Some(name)) => format!("`{name}`"),
+        (Some(other), None) => other.to_string(),
+        (None, _) => "missing".to_owned(),
+    };
+    let known: Vec<String> = model_types().iter().map(|name| format!("`{name}`")).collect();
+    let close = CLOSE.iter().find(|(other, ..)| Some(*other) == name);
+    let close = close
+        .map(|(other, close, differs)| format!("; `{other}` is close to `{close}`, but {differs}"));
+    error!(
+        Unsupported,
+        "model_type is {found}; supported are {}{}",
+        known.join(", "),
+        close.unwrap_or_default()
+    )
 }

@@ -7,33 +7,40 @@ use meshgrad_runtime::Tensor;
 
 use crate::attention::{Attention, Positions};
 use crate::cache::LayerCache;
-use crate::layers::{Linear, RmsNorm};
+use crate::layers::Linear;
 use crate::lora::LoraSlot;
-use crate::mlp::Mlp;
+use crate::mlp::{Mlp, PlainMlp};
 use crate::moe::{Moe, Routing};
+use crate::norms::Norm;
 use crate::residual::Residual;
 
-/// One layer: attention, then a feed-forward block, each with a norm before it and a residual
-/// connection.
+/// One layer: attention, then a feed-forward block, each with a residual connection and norms before it, after it or
+/// both.
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Layer {
     /// The norm before attention.
-    pub input_layernorm: RmsNorm,
+    pub before_attention: Option<Norm>,
     /// Attention.
     pub self_attn: Attention,
+    /// The norm of what attention adds to the stream.
+    pub after_attention: Option<Norm>,
     /// The norm before the feed-forward block.
-    pub post_attention_layernorm: RmsNorm,
+    pub before_mlp: Option<Norm>,
     /// The feed-forward block.
     pub mlp: FeedForward,
+    /// The norm of what the feed-forward block adds to the stream.
+    pub after_mlp: Option<Norm>,
 }
 
 /// The feed-forward block of a layer.
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub enum FeedForward {
-    /// An MLP.
+    /// A gated MLP.
     Dense(Mlp),
+    /// An MLP without a gate.
+    Plain(PlainMlp),
     /// A mixture of experts.
     Sparse(Moe),
 }
@@ -52,38 +59,36 @@ impl Layer {
         replayed: Option<&Tensor>,
         cache: Option<&LayerCache>,
     ) -> Result<(Residual, Option<Routing>)> {
-        let attention = &self.self_attn;
-        let x = (x + attention.forward(&self.input_layernorm.of(x)?, at, cache)?)?;
-        let (y, routing) = self.mlp.forward(&self.post_attention_layernorm.of(&x)?, replayed)?;
-        Ok(((&x + y)?, routing))
+        let y = self.self_attn.forward(&before(&self.before_attention, x)?, at, cache)?;
+        let x = (x + after(&self.after_attention, y)?)?;
+        let (y, routing) = self.mlp.forward(&before(&self.before_mlp, &x)?, replayed)?;
+        Ok(((&x + after(&self.after_mlp, y)?)?, routing))
     }
 
-    /// Its places for low-rank updates.
+    /// Its norms.
+    pub(crate) fn norms(&self) -> impl Iterator<Item = &Norm> {
+        let norms =
+            [&self.before_attention, &self.after_attention, &self.before_mlp, &self.after_mlp];
+        norms.into_iter().flatten()
+    }
+
+    /// Its places for low-rank updates. A layer of GPT-2 has none: PEFT's are those of merged projections.
     pub(crate) fn lora_slots(&mut self) -> Vec<LoraSlot<'_>> {
-        let attention = &mut self.self_attn;
-        let of_attention = [
-            &mut attention.q_proj,
-            &mut attention.k_proj,
-            &mut attention.v_proj,
-            &mut attention.o_proj,
-        ];
-        let slots = of_attention.map(Linear::lora_slot).into_iter();
         let mlp = match &mut self.mlp {
             FeedForward::Dense(mlp) => Some(mlp),
+            FeedForward::Plain(_) => return Vec::new(),
             FeedForward::Sparse(moe) => moe.shared.as_mut(),
         };
-        slots.chain(mlp.into_iter().flat_map(Mlp::lora_slots)).collect()
+        let of_attention = self.self_attn.linears().into_iter().map(Linear::lora_slot);
+        of_attention.chain(mlp.into_iter().flat_map(Mlp::lora_slots)).collect()
     }
 
     /// Adds low-rank updates to the weights, and removes them.
     pub(crate) fn merge_loras(&mut self) -> Result<()> {
-        let attention = &mut self.self_attn;
-        attention.q_proj.merge_lora()?;
-        attention.k_proj.merge_lora()?;
-        attention.v_proj.merge_lora()?;
-        attention.o_proj.merge_lora()?;
+        self.self_attn.linears().into_iter().try_for_each(Linear::merge_lora)?;
         match &mut self.mlp {
             FeedForward::Dense(mlp) => mlp.merge_loras(),
+            FeedForward::Plain(_) => Ok(()),
             FeedForward::Sparse(moe) => moe.shared.as_mut().map_or(Ok(()), Mlp::merge_loras),
         }
     }
@@ -105,7 +110,31 @@ impl Layer {
     }
 }
 
+/// The input of a block.
+fn before(norm: &Option<Norm>, x: &Residual) -> Result<Var> {
+    match norm {
+        Some(norm) => norm.of(x),
+        None => x.sum(),
+    }
+}
+
+/// What a block with the result `y` adds to the stream.
+fn after(norm: &Option<Norm>, y: Var) -> Result<Var> {
+    match norm {
+        Some(norm) => norm.forward(&y),
+        None => Ok(y),
+    }
+}
+
 impl FeedForward {
+    /// The mixture of experts, if it is one.
+    pub fn sparse(&self) -> Option<&Moe> {
+        match self {
+            FeedForward::Sparse(moe) => Some(moe),
+            FeedForward::Dense(_) | FeedForward::Plain(_) => None,
+        }
+    }
+
     /// Maps `x` [.., d] to the same shape, and returns the routing of a mixture of experts, as
     /// [`Moe::forward_with`].
     ///
@@ -114,6 +143,7 @@ impl FeedForward {
     pub fn forward(&self, x: &Var, replayed: Option<&Tensor>) -> Result<(Var, Option<Routing>)> {
         match self {
             FeedForward::Dense(mlp) => Ok((mlp.forward(x)?, None)),
+            FeedForward::Plain(mlp) => Ok((mlp.forward(x)?, None)),
             FeedForward::Sparse(moe) => {
                 let (y, routing) = moe.forward_with(x, replayed)?;
                 Ok((y, Some(routing)))

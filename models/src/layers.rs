@@ -1,8 +1,6 @@
-//! The smallest blocks: a projection and a norm.
+//! A projection.
 
 use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Seam, Var, ops};
-use meshgrad_runtime::Tensor;
-use meshgrad_runtime::ops::RopeStyle;
 
 use crate::lora::{Lora, LoraSlot};
 
@@ -138,56 +136,4 @@ fn all<T, const N: usize>(results: [Result<T>; N]) -> Result<[T; N]> {
     let results: Vec<T> = results.into_iter().collect::<Result<_>>()?;
     let results = results.try_into();
     Ok(results.unwrap_or_else(|_| unreachable!("the number is the same")))
-}
-
-/// Root-mean-square normalization with a weight (Zhang & Sennrich 2019).
-#[derive(Clone, Module)]
-#[module(crate = meshgrad_autograd)]
-pub struct RmsNorm {
-    /// \[features\].
-    pub weight: Param,
-    /// Added to the mean square.
-    pub eps: f64,
-}
-
-impl RmsNorm {
-    /// A norm at the path `at` over the last dim, of size `features`. The weight is one at first.
-    pub fn new(at: impl Into<ModulePath>, features: usize, eps: f64) -> RmsNorm {
-        RmsNorm { weight: Param::new(at.into().sub("weight"), [features], Init::Ones), eps }
-    }
-
-    /// Maps `x` [.., features] to the same shape.
-    ///
-    /// # Errors
-    /// When the last dim of `x` has another size.
-    pub fn forward(&self, x: &Var) -> Result<Var> {
-        ops::rms_norm(x, &self.weight.var_as(x.dtype())?, self.eps)
-    }
-
-    /// The residual stream `x + added` and its norm, in one pass.
-    ///
-    /// # Errors
-    /// When shapes do not match.
-    pub fn forward_sum(&self, x: &Var, added: &Var) -> Result<(Var, Var)> {
-        ops::add_rms_norm(x, added, &self.weight.var_as(x.dtype())?, self.eps)
-    }
-
-    /// The residual stream `x`, a sum that is already computed, and its norm: the same bits as
-    /// [`RmsNorm::forward_sum`].
-    ///
-    /// # Errors
-    /// When the last dim of `x` has another size.
-    pub fn forward_residual(&self, x: &Var) -> Result<(Var, Var)> {
-        ops::residual_rms_norm(x, &self.weight.var_as(x.dtype())?, self.eps)
-    }
-
-    /// The norm of each head of `x` [b, t, heads, features], rotated by the angles of its position,
-    /// in one pass. `cos` and `sin` are [b, t, features / 2].
-    ///
-    /// # Errors
-    /// When shapes do not match.
-    pub fn forward_rotated(&self, x: &Var, cos: &Tensor, sin: &Tensor) -> Result<Var> {
-        let weight = self.weight.var_as(x.dtype())?;
-        ops::rms_norm_rope(x, &weight, cos, sin, RopeStyle::Half, self.eps)
-    }
 }

@@ -19,6 +19,7 @@ pub mod lora;
 pub mod mlp;
 pub mod model;
 pub mod moe;
+pub mod norms;
 mod parallel;
 mod parts;
 mod plan;

@@ -1,4 +1,4 @@
-//! The feed-forward block of a dense layer: SwiGLU (Shazeer 2020).
+//! The feed-forward blocks of dense layers: gated (Shazeer 2020), and plain.
 //!
 //! Legend: d hidden size, f inner features.
 
@@ -6,10 +6,11 @@ use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Seam, Var, ops}
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::DType;
 
+use crate::config::Activation;
 use crate::layers::Linear;
 use crate::lora::{Lora, LoraSlot};
 
-/// down(silu(gate(x)) * up(x)), with gate and up in one matrix.
+/// down(silu(gate(x)) * up(x)), with gate and up in one matrix, or with another activation than silu.
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Mlp {
@@ -23,6 +24,9 @@ pub struct Mlp {
     pub down_proj: Linear,
     /// After `down_proj`.
     pub output: Seam,
+    /// Of the gate: silu at first.
+    #[module(skip)]
+    pub activation: Activation,
 }
 
 impl Mlp {
@@ -34,14 +38,23 @@ impl Mlp {
             gate_up_loras: [None, None],
             down_proj: Linear::new(at.sub("down_proj"), f, d).init(init),
             output: Seam::new(at.sub("output")),
+            activation: Activation::Silu,
         }
+    }
+
+    /// With another activation of the gate.
+    #[must_use]
+    pub fn activation(mut self, activation: Activation) -> Mlp {
+        self.activation = activation;
+        self
     }
 
     /// The weights for [`Mlp::of_rank`], in `dtype`: if they are whole, and nothing is added to them.
     pub(crate) fn whole_weights(&self, dtype: DType) -> Result<Option<[Var; 2]>> {
         let has_loras =
             self.gate_up_loras.iter().chain([&self.down_proj.lora]).any(Option::is_some);
-        if has_loras || self.down_proj.bias.is_some() {
+        let has_more = has_loras || self.down_proj.bias.is_some();
+        if has_more || self.activation != Activation::Silu {
             return Ok(None);
         }
         let weights = [&self.gate_up_proj, &self.down_proj.weight].map(|it| it.var_as(dtype));
@@ -73,7 +86,14 @@ impl Mlp {
                 self.with_loras(&x, ops::chunk(&ops::linear(&x, &gate_up)?, 2)?)?
             }
         };
-        self.down_proj.forward_before(&ops::swiglu(&gate_up)?, &self.output)
+        let inside = match self.activation {
+            Activation::Silu => ops::swiglu(&gate_up)?,
+            other => {
+                let parts = ops::split(&gate_up, &[1, 1], -2)?;
+                ops::merge_last(&ops::mul(&activated(other, &parts[0])?, &parts[1])?)?
+            }
+        };
+        self.down_proj.forward_before(&inside, &self.output)
     }
 
     /// Adds the low-rank updates of `x` to the results `gate_up`, [.., 2, f].
@@ -124,5 +144,52 @@ impl Mlp {
         let halves =
             halves.map(|(lora, name)| LoraSlot { path: at.sub(name), inputs, outputs, lora });
         halves.chain([self.down_proj.lora_slot()]).collect()
+    }
+}
+
+/// down(activation(up(x))), with biases.
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
+pub struct PlainMlp {
+    /// Before `up_proj`.
+    pub input: Seam,
+    /// From d to f features.
+    pub up_proj: Linear,
+    /// Between the projections.
+    #[module(skip)]
+    pub activation: Activation,
+    /// From f to d features.
+    pub down_proj: Linear,
+    /// After `down_proj`.
+    pub output: Seam,
+}
+
+impl PlainMlp {
+    /// A block at the path `at`, with `d` features outside and `f` inside.
+    pub fn new(at: &ModulePath, d: usize, f: usize, activation: Activation, init: Init) -> Self {
+        PlainMlp {
+            input: Seam::new(at.sub("input")),
+            up_proj: Linear::new(at.sub("up_proj"), d, f).init(init).bias(true),
+            activation,
+            down_proj: Linear::new(at.sub("down_proj"), f, d).init(init).bias(true),
+            output: Seam::new(at.sub("output")),
+        }
+    }
+
+    /// Maps `x` [.., d] to the same shape.
+    ///
+    /// # Errors
+    /// When the last dim of `x` has another size.
+    pub fn forward(&self, x: &Var) -> Result<Var> {
+        let [inside] = Linear::forward_after(&self.input, x, [&self.up_proj])?;
+        self.down_proj.forward_before(&activated(self.activation, &inside)?, &self.output)
+    }
+}
+
+fn activated(activation: Activation, x: &Var) -> Result<Var> {
+    match activation {
+        Activation::Silu => ops::silu(x),
+        Activation::Gelu => ops::gelu(x),
+        Activation::GeluNew | Activation::GeluPytorchTanh => ops::gelu_tanh(x),
     }
 }

@@ -130,7 +130,7 @@ impl Moe {
         self.dispatcher = Choice::Own(Arc::new(dispatcher));
     }
 
-    /// Adds a bias to the router, zero at first, under its name in DeepSeek-V3. Clones made before
+    /// Adds a bias to the router, zero at first, under its name in DeepSeek-V3, if it has none. Clones made before
     /// have none.
     pub fn add_router_bias(&mut self) {
         self.router.add_bias();

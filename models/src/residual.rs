@@ -5,7 +5,7 @@ use std::ops::Add;
 
 use meshgrad_autograd::{Result, Var, Vars, ops};
 
-use crate::layers::RmsNorm;
+use crate::norms::{Norm, RmsNorm};
 
 /// A running sum of the results of blocks: `x = (&x + block(&norm.of(&x)?)?)?`.
 ///
@@ -47,6 +47,19 @@ impl Vars for Residual {
         f(&mut self.base);
         self.added.each_var(f);
         self.sum = OnceCell::new();
+    }
+}
+
+impl Norm {
+    /// The norm of the sum of `x`.
+    ///
+    /// # Errors
+    /// When shapes do not match.
+    pub fn of(&self, x: &Residual) -> Result<Var> {
+        match self {
+            Norm::Rms(norm) => norm.of(x),
+            Norm::Layer(norm) => norm.forward(&x.sum()?),
+        }
     }
 }
 

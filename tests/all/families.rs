@@ -26,19 +26,34 @@ every = 1
 tensorboard = false
 "#;
 
-const SIZES: &str = "hidden_size = 16, intermediate_size = 24, num_hidden_layers = 2, num_attention_heads = 4, \
-    num_key_value_heads = 2";
+const SIZES: &str =
+    "hidden_size = 16, intermediate_size = 24, num_hidden_layers = 2, num_attention_heads = 4";
+
+const SIZES_OF_GPT2: &str = "n_embd = 16, n_inner = 24, n_layer = 2, n_head = 4, n_positions = 16";
 
 /// A `model_type`, and keys of its own.
-const FAMILIES: [(&str, &str); 4] = [
+const FAMILIES: [(&str, &str); 9] = [
+    (
+        "deepseek_v3",
+        "num_key_value_heads = 4, q_lora_rank = 8, kv_lora_rank = 6, qk_nope_head_dim = 4, qk_rope_head_dim = 2, \
+        v_head_dim = 5, moe_intermediate_size = 6, n_routed_experts = 4, num_experts_per_tok = 2, n_group = 2, \
+        topk_group = 1, first_k_dense_replace = 1",
+    ),
+    ("gemma3_text", "num_key_value_heads = 2, sliding_window = 5, sliding_window_pattern = 2"),
+    ("gpt2", ""),
     (
         "llama",
-        "attention_bias = true, rope_scaling = { rope_type = 'llama3', factor = 4.0, \
+        "num_key_value_heads = 2, attention_bias = true, rope_scaling = { rope_type = 'llama3', factor = 4.0, \
         low_freq_factor = 1.0, high_freq_factor = 4.0, original_max_position_embeddings = 8 }",
     ),
-    ("mistral", "sliding_window = 5"),
-    ("mixtral", "num_local_experts = 4, num_experts_per_tok = 2"),
-    ("qwen2", "use_sliding_window = true, sliding_window = 5, max_window_layers = 1"),
+    ("mistral", "num_key_value_heads = 2, sliding_window = 5"),
+    ("mixtral", "num_key_value_heads = 2, num_local_experts = 4, num_experts_per_tok = 2"),
+    ("olmo2", "num_key_value_heads = 2, attention_bias = true"),
+    ("olmoe", "num_experts = 4, num_experts_per_tok = 2"),
+    (
+        "qwen2",
+        "num_key_value_heads = 2, use_sliding_window = true, sliding_window = 5, max_window_layers = 1",
+    ),
 ];
 
 /// Ranks have the losses of one rank, up to rounding, and their checkpoint is saved and read as a folder of the family.
@@ -49,7 +64,8 @@ fn families_train_on_ranks_as_on_one() {
             ("text.txt", &"one two three four five ".repeat(40)),
             ("run.toml", CONFIG),
         ]);
-        let model = format!("model={{ model_type = '{name}', {SIZES}, {own} }}");
+        let sizes = if name == "gpt2" { SIZES_OF_GPT2 } else { SIZES };
+        let model = format!("model={{ model_type = '{name}', {sizes}, {own} }}");
         let train = |run: &str, more: &[&str]| {
             let own = ["train", "run.toml", "--run-dir", run, "--set", &model];
             dir.succeeds(&[&own, more].concat());
@@ -85,9 +101,12 @@ fn unknown_families_are_errors() {
     let dir = TestDir::with(&[("text.txt", "one"), ("run.toml", CONFIG)]);
     fs::create_dir(dir.path("other")).unwrap();
     fs::write(dir.path("other/config.json"), r#"{"model_type": "bert"}"#).unwrap();
-    let known = "supported are `qwen3`, `qwen3_moe`, `llama`, `mistral`, `mixtral` and `qwen2`";
+    let known = "supported are `qwen3`, `qwen3_moe`, `llama`, `mistral`,";
     let error = dir.fails(&["train", "run.toml", "--from", "other"]);
     assert!(error.contains("model_type is `bert`") && error.contains(known), "{error}");
+    fs::write(dir.path("other/config.json"), r#"{"model_type": "gemma2"}"#).unwrap();
+    let error = dir.fails(&["train", "run.toml", "--from", "other"]);
+    assert!(error.contains("close to `gemma3_text`, but it bounds scores and logits"), "{error}");
     for (set, expected) in [
         ("model.model_type='bert'", "unknown variant `bert`, expected one of `qwen3`"),
         (
@@ -97,6 +116,10 @@ fn unknown_families_are_errors() {
         (
             "model={ model_type = 'llama', hidden_size = 16 }",
             "model.num_attention_heads: missing; a llama needs it",
+        ),
+        (
+            "model={ model_type = 'gpt2', n_embd = 16, n_layer = 1, n_head = 2, n_positions = 8 }",
+            "a sequence of 16 tokens is too long: the model has 8 learned positions",
         ),
     ] {
         let error = dir.fails(&["train", "run.toml", "--set", set]);

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use meshgrad::ckpt::TensorFile;
+use meshgrad::ckpt::{Folder, Snapshot, TensorFile};
+use meshgrad::models::hf;
 use meshgrad::prelude::*;
 
 use crate::test_dir::{MESHGRAD, Output};
@@ -162,6 +163,10 @@ fn a_gpu_matches_transformers() {
         "llama-3-rope",
         "mistral-window",
         "qwen2-window-tied",
+        "deepseek-v3-hub",
+        "gemma3-scaled",
+        "gpt2-scaled-by-layer",
+        "olmoe-gqa-aux-tied",
     ] {
         let fixture = fixtures().into_iter().find(|path| path.ends_with(name));
         let fixture = fixture.unwrap_or_else(|| panic!("no fixture {name}"));
@@ -170,6 +175,65 @@ fn a_gpu_matches_transformers() {
         let expected = read(&fixture.join("expected.safetensors"));
         let found = differences(&expected, &read(&output));
         assert!(found.is_empty(), "{name}:\n{}", found.join("\n"));
+    }
+}
+
+/// The likeliest tokens are those of transformers, one at a time with a cache. Texts are longer than windows.
+#[test]
+fn greedy_texts_match_transformers() {
+    let device = Device::cpu();
+    for fixture in fixtures() {
+        let greedy = TensorFile::open(fixture.join("greedy.safetensors")).unwrap();
+        let bytes = greedy.read("greedy").unwrap();
+        let expected: Vec<i64> =
+            bytes.as_chunks().0.iter().map(|id| i64::from_le_bytes(*id)).collect();
+
+        let model = hf::load(&fixture, &device).unwrap().model;
+        let mut cache = model.cache(&device, DType::F32, expected.len()).unwrap();
+        let mut text = expected[..4].to_vec();
+        let mut new = text.clone();
+        while text.len() < expected.len() {
+            let ids = Tensor::from_slice(&device, &[1, new.len()], &new).unwrap();
+            let logits = model.next_logits(&ids, &mut cache, DType::F32).unwrap();
+            let logits = logits.to_vec::<f32>().unwrap();
+            let likeliest = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
+            new = vec![likeliest.unwrap() as i64];
+            text.extend(&new);
+        }
+        assert_eq!(text, expected, "{}", fixture.display());
+    }
+}
+
+/// A model that is saved has the tensors of the folder that it was loaded from, and once more the same bytes.
+#[test]
+fn saved_models_have_the_tensors_of_their_folders() {
+    let place = tempfile::tempdir().unwrap();
+    let save = |loaded: &hf::Loaded, name: &str| {
+        let mut snapshot = Snapshot::new(place.path(), name);
+        hf::add_model(&loaded.model, loaded.experts, &mut snapshot, "").unwrap();
+        snapshot.save().unwrap();
+        place.path().join(name)
+    };
+    for fixture in fixtures() {
+        let name = fixture.file_name().unwrap().to_str().unwrap();
+        let loaded = hf::load(&fixture, &Device::cpu()).unwrap();
+        let saved = save(&loaded, name);
+        let again = save(&hf::load(&saved, &Device::cpu()).unwrap(), &format!("{name}-again"));
+        for file in ["config.json", "model.safetensors"] {
+            let [saved, again] = [&saved, &again].map(|dir| std::fs::read(dir.join(file)).unwrap());
+            assert!(saved == again, "{name}: {file}");
+        }
+
+        let (original, saved) = (Folder::open(&fixture).unwrap(), Folder::open(&saved).unwrap());
+        for tensor in saved.tensors() {
+            let first = tensor.name.trim_start_matches("transformer."); // of GPT-2's first files
+            let stored =
+                [&tensor.name[..], first].into_iter().find(|it| original.get(it).is_some());
+            let stored = stored.unwrap_or_else(|| panic!("{name}: {}", tensor.name));
+            assert!(original.read(stored).unwrap() == saved.read(&tensor.name).unwrap(), "{name}");
+        }
+        let masks = original.tensors().filter(|tensor| tensor.name.ends_with(".attn.bias")).count();
+        assert_eq!(saved.tensors().count(), original.tensors().count() - masks, "{name}");
     }
 }
 

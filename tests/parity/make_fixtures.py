@@ -2,6 +2,7 @@
 """Writes tests/parity/fixtures: tiny models with the logits, loss and gradients that transformers computes.
 
     make_fixtures.py [NAME ...]      writes the named cases, by default all
+    make_fixtures.py --greedy [NAME ...]  writes only greedy.safetensors, the texts that the committed models continue
     make_fixtures.py --check         recomputes every case and compares with the committed files; writes nothing
 
 Legend: B sequences, T tokens, V vocabulary, E experts, F expert hidden size, H model width.
@@ -39,6 +40,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("names", nargs="*")
     arguments.add_argument("--check", action="store_true")
+    arguments.add_argument("--greedy", action="store_true")
     options = arguments.parse_args()
 
     unknown = set(options.names) - {case.name for case in CASES}
@@ -53,6 +55,11 @@ def main():
     chosen = [case for case in CASES if case.name in options.names or not options.names]
     if options.check:
         check(chosen)
+        return
+
+    if options.greedy:
+        for case in chosen:
+            save_greedy(FIXTURES / case.name, case)
         return
 
     for case in chosen:
@@ -78,7 +85,8 @@ def make(case: Case, folder: Path):
     else:
         sys.exit(f"{case.name}: no seed gives a usable routing")
 
-    save_weights(hub_tensors(model.state_dict(), model.config, case), folder, case.shards)
+    weights = hub_tensors(model.state_dict(), model.config, case)
+    save_weights(as_first_written(weights, case) if case.old_names else weights, folder, case.shards)
     save_file({"input_ids": input_ids, "labels": labels}, folder / "input.safetensors")
 
     model = load(folder)
@@ -86,6 +94,18 @@ def make(case: Case, folder: Path):
     expected = expectation(model, input_ids, labels, case)
     verify_conditioning(model, input_ids, labels, expected, case)
     save_file(expected, folder / "expected.safetensors")
+    save_greedy(folder, case)
+
+
+def save_greedy(folder: Path, case: Case):
+    """Writes the first text up to its fourth token, continued by the likeliest tokens: greedy [1, T]."""
+    model = load(folder).eval()
+    prompt = load_file(folder / "input.safetensors")["input_ids"][:1, :4]
+    model.generation_config.eos_token_id = None
+    greedy = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=case.tokens - 4, pad_token_id=0
+    )
+    save_file({"greedy": greedy}, folder / "greedy.safetensors")
 
 
 def check(cases: list[Case]):
@@ -133,23 +153,30 @@ def new_model(folder: Path):
 
 def load(folder: Path):
     """The model as a user of transformers would load it: proves that the folder is a valid one."""
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 @torch.no_grad()
 def randomise(model, case: Case, random: np.random.Generator):
     """Gives every parameter values far from its initial ones: a missing bias or norm weight must change the result."""
-    for name, parameter in model.named_parameters():
+    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+    for name, parameter in [*model.named_parameters(), *biases]:
         shape = tuple(parameter.shape)
         value = random.standard_normal(shape)
 
-        if name.endswith("norm.weight"):
-            value = 1.0 + 0.5 * value
+        if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
+            value = 0.5 * value + (0.0 if model.config.model_type == "gemma3_text" else 1.0)
+        elif name.endswith("correction_bias"):
+            value = 0.1 * value
         elif name.endswith("bias"):
             value = 0.4 * value
-        elif name.endswith("embed_tokens.weight"):
+        elif name.endswith(("embed_tokens.weight", "wte.weight", "wpe.weight")):
             value = case.embedding_std * value
         else:
             value = 1.2 * value / np.sqrt(shape[-1])
@@ -172,6 +199,8 @@ def batch(config, case: Case, random: np.random.Generator):
 def routing_is_usable(model, input_ids, case: Case) -> bool:
     if not hasattr(model.config, "num_experts_per_tok"):
         return True
+    if model.config.model_type == "deepseek_v3":
+        return groups_are_clear(model, input_ids)
     top_k, experts = model.config.num_experts_per_tok, model.config.num_experts
     idle_layers = 0
 
@@ -186,6 +215,34 @@ def routing_is_usable(model, input_ids, case: Case) -> bool:
         idle_layers += ranked.indices[:, :top_k].unique().numel() < experts
 
     return (idle_layers > 0) == case.idle_expert
+
+
+def groups_are_clear(model, input_ids) -> bool:
+    """Whether the chosen groups and experts of DeepSeek-V3 are clear of ties, and every expert has a token."""
+    config = model.config
+    gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+    routed = []
+    hooks = [gate.register_forward_hook(lambda gate, _, output: routed.append((gate, output))) for gate in gates]
+    with torch.no_grad():
+        model(input_ids=input_ids)
+    for hook in hooks:
+        hook.remove()
+
+    for gate, (logits, _, experts) in routed:
+        scores = logits.sigmoid() + gate.e_score_correction_bias
+        grouped = scores.view(len(scores), config.n_group, -1)
+        of_groups = grouped.topk(2, dim=-1).values.sum(-1).sort(-1, descending=True)
+        if config.topk_group < config.n_group:
+            margin = of_groups.values[:, config.topk_group - 1] - of_groups.values[:, config.topk_group]
+            if margin.min() < ROUTING_MARGIN:
+                return False
+        mask = torch.ones_like(grouped, dtype=torch.bool)
+        mask.scatter_(1, of_groups.indices[:, : config.topk_group, None].expand(-1, -1, grouped.shape[-1]), False)
+        ranked = grouped.masked_fill(mask, float("-inf")).flatten(1).sort(-1, descending=True).values
+        margin = ranked[:, config.num_experts_per_tok - 1] - ranked[:, config.num_experts_per_tok]
+        if margin.min() < ROUTING_MARGIN or experts.unique().numel() < config.n_routed_experts:
+            return False
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -220,6 +277,14 @@ def hub_tensors(tensors: dict, config, case: Case) -> dict:
         else:
             stored[name] = tensor.detach().contiguous().clone()
     return stored
+
+
+def as_first_written(tensors: dict, case: Case) -> dict:
+    """The tensors of a GPT-2 as the hub's first files have them: without a prefix, with the masks of attention."""
+    positions = case.config["n_positions"]
+    mask = torch.ones(positions, positions).tril().reshape(1, 1, positions, positions)
+    masks = {f"h.{layer}.attn.bias": mask.clone() for layer in range(case.config["n_layer"])}
+    return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()} | masks
 
 
 def save_weights(tensors: dict, folder: Path, shards: int):
@@ -292,17 +357,26 @@ def verify_conditioning(model, input_ids, labels, expected: dict, case: Case):
 
 def verify_claims(model, case: Case):
     """Checks that transformers read from config.json the features that the case is about."""
-    config, layers = model.config, model.model.layers
+    config = model.config
+    if config.model_type == "gpt2":
+        verify_gpt2(model, case)
+        return
+    layers = model.model.layers
     attention = layers[0].self_attn
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     facts = {
         "heads": config.num_attention_heads,
         "kv_heads": config.num_key_value_heads,
-        "head_dim": attention.head_dim,
-        "rope_theta": config.rope_parameters["rope_theta"],
-        "rope_type": config.rope_parameters["rope_type"],
+        "head_dim": getattr(attention, "head_dim", None),
+        "rope_theta": rope["rope_theta"],
+        "rope_type": rope["rope_type"],
         "tied": model.lm_head.weight is model.model.embed_tokens.weight,
-        "bias": attention.q_proj.bias is not None and attention.o_proj.bias is not None,
-        "biases": [attention.q_proj.bias is not None, attention.o_proj.bias is not None],
+        "bias": has_bias(attention, "q_proj") and has_bias(attention, "o_proj"),
+        "biases": [has_bias(attention, "q_proj"), has_bias(attention, "o_proj")],
+        "bias_of_latent": has_bias(attention, "kv_a_proj_with_mqa"),
+        "latent_queries": getattr(attention, "q_a_proj", None) is not None,
+        "interleaved": getattr(config, "rope_interleave", None),
+        "scaling": attention.scaling,
         "windows": [getattr(layer.self_attn, "sliding_window", None) for layer in layers],
         "sliding_window": getattr(config, "sliding_window", None),
         "moe_layers": [i for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")],
@@ -320,6 +394,24 @@ def verify_claims(model, case: Case):
 
     if facts["rope_type"] == "yarn" and not yarn_blends(model):
         sys.exit(f"{case.name}: no frequency is within YaRN's ramp")
+
+
+def has_bias(block, name: str) -> bool:
+    projection = getattr(block, name, None)
+    return projection is not None and projection.bias is not None
+
+
+def verify_gpt2(model, case: Case):
+    """As verify_claims, for models without rotary positions."""
+    facts = {
+        "heads": model.config.n_head,
+        "tied": model.lm_head.weight is model.transformer.wte.weight,
+        "inner": model.transformer.h[0].mlp.c_fc.weight.shape[1],
+        "scaled_by_layer": model.config.scale_attn_by_inverse_layer_idx,
+    }
+    for name, claim in case.claims.items():
+        if facts[name] != claim:
+            sys.exit(f"{case.name}: {name} must be {claim} but is {facts[name]}")
 
 
 def yarn_blends(model) -> bool:

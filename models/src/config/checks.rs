@@ -1,6 +1,7 @@
 //! Checks of sizes and ranges. Each adds the problems that it finds.
 
 use super::problems::{range, zero};
+use super::{Activation, LayerType};
 
 /// The largest supported size. No product of two sizes overflows.
 const MAX_SIZE: usize = u32::MAX as usize;
@@ -45,6 +46,37 @@ pub(crate) fn check_dropout(attention_dropout: f64, problems: &mut Vec<String>) 
             attention_dropout,
             "0: dropout on attention weights is not supported",
         ));
+    }
+}
+
+/// `layer_types`, of which each layer has one.
+pub(crate) fn check_layer_types(
+    types: Option<&[LayerType]>,
+    layers: usize,
+    problems: &mut Vec<String>,
+) {
+    if let Some(types) = types.filter(|types| types.len() != layers) {
+        problems.push(format!(
+            "layer_types has {} entries for num_hidden_layers = {layers}; give one per layer or remove the key",
+            types.len()
+        ));
+    }
+}
+
+/// What all mixtures of experts need. `key` is that of the number of experts.
+pub(crate) fn check_experts(
+    (key, experts): (&str, usize),
+    top_k: usize,
+    activation: Activation,
+    problems: &mut Vec<String>,
+) {
+    if top_k > experts {
+        problems.push(format!(
+            "num_experts_per_tok = {top_k} is more than {key} = {experts}; lower the first or raise the second"
+        ));
+    }
+    if activation != Activation::Silu {
+        problems.push("hidden_act must be silu: experts have no other activation".to_owned());
     }
 }
 

@@ -24,6 +24,7 @@ const IGNORED_KEYS: &[&str] = &[
     "auto_map",
     "bad_words_ids",
     "begin_suppress_tokens",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "cross_attention_hidden_size",
     "decoder_start_token_id",

@@ -373,7 +373,7 @@ fn resolve_yarn(
 }
 
 /// YaRN's correction of the attention scores: `0.1 mscale ln(factor) + 1`, 1 without extension.
-fn magnitude(factor: f64, mscale: f64) -> f64 {
+pub(crate) fn magnitude(factor: f64, mscale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }
 

@@ -4,7 +4,7 @@ use meshgrad_error::Result;
 use meshgrad_mesh::Placement;
 
 use super::Decoder;
-use crate::attention::AttentionSizes;
+use crate::attention::{AttentionSizes, LatentSizes, Projections};
 use crate::parallel::{Placements, in_units};
 use crate::plan::does_not_fit;
 use crate::{ModelParallelism, ModelPlan};
@@ -39,13 +39,15 @@ pub(super) fn plan(model: &Decoder, parallelism: &ModelParallelism) -> Result<Mo
         ("*.self_attn.[kv]_proj.weight", heads.keys()),
         ("*.self_attn.[kv]_proj.bias", heads.keys()),
         ("*.self_attn.[kv]_proj.lora_B.weight", heads.keys()),
-        ("*.self_attn.o_proj.weight", heads.queries(1)),
-        ("*.self_attn.o_proj.lora_A.weight", heads.queries(1)),
+        ("*.self_attn.o_proj.weight", heads.values()),
+        ("*.self_attn.o_proj.lora_A.weight", heads.values()),
         ("*.self_attn.output", between_blocks.clone()),
         ("*.mlp.input", whole.clone()),
         ("*.mlp.gate_up_proj.weight", shard(1)),
         ("*.mlp.gate_proj.lora_B.weight", shard(0)),
         ("*.mlp.up_proj.lora_B.weight", shard(0)),
+        ("*.mlp.up_proj.weight", shard(0)),
+        ("*.mlp.up_proj.bias", shard(0)),
         ("*.mlp.down_proj.weight", shard(1)),
         ("*.mlp.down_proj.lora_A.weight", shard(1)),
         ("*.mlp.output", between_blocks.clone()),
@@ -57,6 +59,20 @@ pub(super) fn plan(model: &Decoder, parallelism: &ModelParallelism) -> Result<Mo
         ("*.mlp.shared_experts.down_proj.lora_A.weight", shard(1)),
         ("*.mlp.shared_experts.output", between_blocks.clone()),
     ];
+    match model.layers.first().map(|layer| &layer.self_attn.projections) {
+        Some(Projections::Grouped(grouped)) if grouped.has_joint_norms() => rows.extend([
+            ("*.self_attn.q_norm.weight", heads.queries(0)),
+            ("*.self_attn.k_norm.weight", heads.keys()),
+        ]),
+        Some(Projections::Latent(latent)) => {
+            let LatentSizes { plain, values, .. } = latent.sizes();
+            rows.extend([
+                ("*.self_attn.q_b_proj.weight", heads.queries(0)),
+                ("*.self_attn.kv_b_proj.weight", heads.of_queries(0, plain + values)),
+            ]);
+        }
+        _ => {}
+    }
     match parallelism.loss_parallel {
         true => rows.extend([
             ("model.embed_tokens.weight", shard(0)),
@@ -149,53 +165,69 @@ fn with_sequences(
 /// How query and key-value heads are sharded: in proportion, without dividing a head. Axes on which
 /// there is only one key-value head replicate it, and shard its query heads.
 struct Heads {
-    keys: Placements,
-    /// Of query heads as dim 0.
-    queries: Placements,
+    axes: Vec<(String, usize)>,
+    /// The axes before this one shard key-value heads, the others replicate them.
+    sharding: usize,
+    sizes: AttentionSizes,
+    /// Features per head of values.
+    values: usize,
 }
 
 impl Heads {
     fn new(model: &Decoder, parallelism: &ModelParallelism) -> Result<Heads> {
-        let AttentionSizes { heads: queries, kv_heads: keys, head_dim: length, .. } =
-            model.whole.attention;
-        let (axes, group) = (&parallelism.tensor[..], queries / keys);
-        let ranks = parallelism.tensor_ranks();
-
-        // The axes that shard key-value heads, and those that replicate them.
-        let split = match keys >= ranks {
+        let (sizes, axes) = (model.whole.attention, parallelism.tensor.clone());
+        let (keys, ranks) = (sizes.kv_heads, parallelism.tensor_ranks());
+        let sharding = match keys >= ranks {
             true => Some(axes.len()),
             false => (0..axes.len()).find(|at| product(&axes[..*at]) == keys),
         };
-        let of_axes = |at: usize| {
-            let (outer, inner) = axes.split_at(at);
-            let mut of_queries = in_units(outer, 0, keys, group * length)?;
-            of_queries.extend(in_units(inner, 0, group, length)?);
-            Some(Heads { keys: in_units(outer, 0, keys, length)?, queries: of_queries })
+        let values = model.layers.first().map(|layer| layer.self_attn.value_features());
+        let heads = Heads {
+            axes,
+            sharding: sharding.unwrap_or_default(),
+            sizes,
+            values: values.unwrap_or_default(),
         };
-        split.and_then(of_axes).ok_or_else(|| {
-            let names: Vec<String> = axes.iter().map(|(axis, _)| format!("`{axis}`")).collect();
-            does_not_fit(&[format!(
-                "`model.layers.*.self_attn.k_proj.weight`: dim 0 has {keys} key-value heads, which \
-                 cannot be sharded over {} ({ranks} ranks); {}",
-                names.join(" and "),
-                remedy(keys, axes)
-            )])
-        })
-    }
-
-    fn keys(&self) -> Placements {
-        self.keys.clone()
-    }
-
-    /// With query heads as dim `dim`.
-    fn queries(&self, dim: usize) -> Placements {
-        let mut placements = self.queries.clone();
-        for (_, placement) in &mut placements {
-            if let Placement::Shard(of_heads, _) = placement {
-                *of_heads = dim;
-            }
+        if sharding.is_some() && heads.units(0, 1).is_some() {
+            return Ok(heads);
         }
-        placements
+        let names: Vec<String> = heads.axes.iter().map(|(axis, _)| format!("`{axis}`")).collect();
+        Err(does_not_fit(&[format!(
+            "`model.layers.*.self_attn.k_proj.weight`: dim 0 has {keys} key-value heads, which \
+             cannot be sharded over {} ({ranks} ranks); {}",
+            names.join(" and "),
+            remedy(keys, &heads.axes)
+        )]))
+    }
+
+    /// Of key-value heads as dim 0.
+    fn keys(&self) -> Placements {
+        let AttentionSizes { kv_heads, head_dim, .. } = self.sizes;
+        in_units(&self.axes[..self.sharding], 0, kv_heads, head_dim).unwrap_or_default()
+    }
+
+    /// Of query heads as dim `dim`.
+    fn queries(&self, dim: usize) -> Placements {
+        self.of_queries(dim, self.sizes.head_dim)
+    }
+
+    /// Of the values of query heads as dim 1.
+    fn values(&self) -> Placements {
+        self.of_queries(1, self.values)
+    }
+
+    /// Of query heads of `length` features as dim `dim`.
+    fn of_queries(&self, dim: usize, length: usize) -> Placements {
+        self.units(dim, length).unwrap_or_default()
+    }
+
+    fn units(&self, dim: usize, length: usize) -> Option<Placements> {
+        let AttentionSizes { heads, kv_heads, .. } = self.sizes;
+        let (outer, inner) = self.axes.split_at(self.sharding);
+        let group = heads / kv_heads;
+        let mut placements = in_units(outer, dim, kv_heads, group * length)?;
+        placements.extend(in_units(inner, dim, group, length)?);
+        Some(placements)
     }
 }
 

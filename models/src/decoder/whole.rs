@@ -7,8 +7,7 @@ use meshgrad_autograd::Module;
 
 use crate::attention::AttentionSizes;
 use crate::family::FamilyConfig;
-use crate::layer::{FeedForward, Layer};
-use crate::moe::Moe;
+use crate::layer::FeedForward;
 use crate::parts::Parts;
 
 /// What each part of a decoder knows of the whole.
@@ -25,11 +24,11 @@ pub(super) struct Whole {
 
 impl Whole {
     pub(super) fn of(config: Arc<dyn FamilyConfig>, parts: &Parts) -> Whole {
-        let moe = parts.layers.iter().find_map(sparse_block);
+        let moe = parts.layers.iter().find_map(|layer| layer.mlp.sparse());
         let attention = parts.layers.first().map(|layer| layer.self_attn.sizes());
         Whole {
             config,
-            sparse: parts.layers.iter().map(|layer| sparse_block(layer).is_some()).collect(),
+            sparse: parts.layers.iter().map(|layer| layer.mlp.sparse().is_some()).collect(),
             attention: attention.unwrap_or_default(),
             experts: moe.map_or(0, |moe| moe.router.experts()),
             top_k: moe.map_or(0, |moe| moe.router.top_k),
@@ -48,13 +47,6 @@ impl Whole {
     }
 }
 
-fn sparse_block(layer: &Layer) -> Option<&Moe> {
-    match &layer.mlp {
-        FeedForward::Sparse(moe) => Some(moe),
-        FeedForward::Dense(_) => None,
-    }
-}
-
 /// Parameters of a model by kind, over all layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ParameterCount {
@@ -66,7 +58,7 @@ pub struct ParameterCount {
     pub attention: u64,
     /// The other norms.
     pub norms: u64,
-    /// MLPs of dense layers.
+    /// MLPs of dense layers, and experts that all tokens have.
     pub dense_mlp: u64,
     /// Routers of sparse layers.
     pub routers: u64,
@@ -85,15 +77,17 @@ impl ParameterCount {
         }
         count.norms = all(&parts.head.norm);
         for layer in &parts.layers {
-            count.norms += all(&layer.input_layernorm) + all(&layer.post_attention_layernorm);
+            count.norms += layer.norms().map(all).sum::<u64>();
             count.attention += all(&layer.self_attn);
             match &layer.mlp {
                 FeedForward::Dense(mlp) => count.dense_mlp += all(mlp),
+                FeedForward::Plain(mlp) => count.dense_mlp += all(mlp),
                 FeedForward::Sparse(moe) => {
                     let experts =
                         [&moe.gate_up_proj, &moe.down_proj].map(|it| elements(it.shape()));
                     let experts = experts.iter().sum::<u64>();
                     count.routers += elements(moe.router.gate.shape());
+                    count.dense_mlp += moe.shared.as_ref().map_or(0, all);
                     count.experts += experts;
                     count.active_experts +=
                         experts / moe.router.experts() as u64 * moe.router.top_k as u64;
@@ -132,7 +126,7 @@ fn elements(shape: &[usize]) -> u64 {
 }
 
 /// The parameters of a block.
-fn all(block: &impl Module) -> u64 {
+fn all<M: Module>(block: &M) -> u64 {
     let mut seen = BTreeSet::new();
     let params = block.params().into_iter().filter(|param| seen.insert(param.name().to_owned()));
     params.map(|param| elements(param.shape())).sum()

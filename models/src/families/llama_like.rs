@@ -15,12 +15,12 @@ use serde_json::{Map, Value};
 
 pub use self::keys::LlamaKeys;
 use super::{Family, FamilyConfig};
-use crate::attention::Attention;
+use crate::attention::{Attention, Rotary};
 use crate::config::checks::{self, Size};
 use crate::config::{Problems, json};
 use crate::hf::map::{Experts, mapping};
-use crate::layer::FeedForward;
-use crate::parts::Parts;
+use crate::layer::{FeedForward, Layer};
+use crate::parts::{Ends, Parts};
 
 /// The configuration of such a family: [`LlamaKeys`] and keys of its own.
 pub trait LlamaLike:
@@ -39,12 +39,25 @@ pub trait LlamaLike:
     /// Hugging Face's defaults, at least of the keys that must be given otherwise.
     fn defaults() -> Value;
 
+    /// Defaults that also hold in a `[model]` table, of which there are none beside those of [`LlamaKeys`].
+    fn table_defaults() -> Value {
+        Value::Null
+    }
+
     /// Gives keys the names that the configuration has.
     ///
     /// # Errors
     /// When two spellings of a key disagree.
     fn rename(_keys: &mut Map<String, Value>) -> Result<()> {
         Ok(())
+    }
+
+    /// Gives `keys`, which have the names of the configuration, those of config.json.
+    fn rename_back(&self, _keys: &mut Map<String, Value>) {}
+
+    /// With what follows from its own keys.
+    fn completed(self) -> Self {
+        self
     }
 
     /// The common keys.
@@ -69,6 +82,25 @@ pub trait LlamaLike:
     /// The feed-forward block of layer `number`, at the path `at`: a gated MLP.
     fn feed_forward(&self, at: &ModulePath, _number: usize) -> FeedForward {
         FeedForward::Dense(self.keys().mlp(at))
+    }
+
+    /// Layer `number`, at the path `at`: with norms before its blocks.
+    fn layer(&self, at: &ModulePath, number: usize) -> Layer {
+        let attention = self.attention(&at.sub("self_attn"), number);
+        self.keys().layer(at, attention, self.feed_forward(&at.sub("mlp"), number))
+    }
+
+    /// The ends of the model at the path `at`.
+    fn ends(&self, at: &ModulePath) -> Ends {
+        self.keys().ends(at)
+    }
+
+    /// The rotations that layers name: one.
+    ///
+    /// # Errors
+    /// When the settings are not valid.
+    fn rotations(&self) -> Result<Vec<Rotary>> {
+        Ok(vec![Rotary::new(&self.keys().rope()?, self.keys().head_dim())])
     }
 
     /// As [`FamilyConfig::mapping`], for embeddings that may be stored twice. The names are those of Llama, and for
@@ -106,7 +138,7 @@ impl<C: LlamaLike> Family for LlamaLikeFamily<C> {
     fn read_json(&self, mut keys: Map<String, Value>) -> Result<Arc<dyn FamilyConfig>> {
         C::rename(&mut keys)?;
         let config: C = json::settings(&known::<C>(), C::defaults(), keys)?;
-        let config = with_theta(config);
+        let config = with_theta(config).completed();
         problems(&config).check(Kind::Malformed)?;
         Ok(Arc::new(config))
     }
@@ -122,7 +154,12 @@ impl<C: LlamaLike> Family for LlamaLikeFamily<C> {
             let problem = format!("unknown field `{unknown}`, expected one of {known}");
             return Err(serde_json::Error::custom(problem));
         }
-        Ok(Arc::new(with_theta(serde_json::from_value::<C>(keys.into())?)))
+        let mut settings = match C::table_defaults() {
+            Value::Object(defaults) => defaults,
+            _ => Map::new(),
+        };
+        settings.extend(keys);
+        Ok(Arc::new(with_theta(serde_json::from_value::<C>(settings.into())?).completed()))
     }
 }
 
@@ -159,16 +196,24 @@ impl<C: LlamaLike> FamilyConfig for C {
     }
 
     fn parts(&self) -> Result<Parts> {
-        self.keys().parts(
-            |at, number| self.attention(at, number),
-            |at, number| self.feed_forward(at, number),
-        )
+        let at = ModulePath::from("model");
+        let layer = |number| self.layer(&at.sub("layers").index(number), number);
+        let layers = (0..self.keys().num_hidden_layers).map(layer).collect();
+        Ok(Parts::new(&at, self.ends(&at), layers, self.rotations()?))
     }
 
     fn json(&self) -> Result<Map<String, Value>> {
         FamilyConfig::validate(self)?;
         let resolved = self.clone().with_keys(self.keys().resolved()?);
-        json::keys_to_write(&resolved, C::ARCHITECTURE)
+        let mut keys = json::keys_to_write(&resolved, C::ARCHITECTURE)?;
+        // Without a key, transformers has its default.
+        if let Value::Object(defaults) = C::defaults() {
+            for key in defaults.keys().filter(|key| *key != "model_type") {
+                keys.entry(key).or_insert(Value::Null);
+            }
+        }
+        self.rename_back(&mut keys);
+        Ok(keys)
     }
 
     fn table(&self) -> Result<Map<String, Value>> {

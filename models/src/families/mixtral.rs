@@ -7,12 +7,11 @@ use serde_json::{Map, Value, json};
 
 use super::llama_like::{LlamaKeys, LlamaLike};
 use crate::attention::Attention;
-use crate::config::checks::check_numbers;
+use crate::config::checks::{check_experts, check_numbers};
 use crate::config::json::unify;
 use crate::config::problems::{range, zero};
 use crate::hf::map::{Experts, TIED, mapping};
 use crate::layer::FeedForward;
-use crate::moe::{Moe, MoeSizes};
 
 /// The names on the Hub: w1 is gate, w3 is up, w2 is down.
 const ONE_BY_ONE: &str = "
@@ -91,13 +90,9 @@ impl LlamaLike for MixtralConfig {
 
     fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        let (experts, top_k) = (self.num_local_experts, self.num_experts_per_tok);
-        if top_k > experts {
-            problems.push(format!(
-                "num_experts_per_tok = {top_k} is more than num_local_experts = {experts}; lower the first or raise \
-                 the second"
-            ));
-        }
+        let experts = ("num_local_experts", self.num_local_experts);
+        let (top_k, activation) = (self.num_experts_per_tok, self.keys.hidden_act);
+        check_experts(experts, top_k, activation, &mut problems);
         if self.sliding_window == Some(0) {
             problems.push(zero("sliding_window"));
         }
@@ -122,13 +117,7 @@ impl LlamaLike for MixtralConfig {
     }
 
     fn feed_forward(&self, at: &ModulePath, _number: usize) -> FeedForward {
-        let sizes = MoeSizes {
-            inputs: self.keys.hidden_size,
-            features: self.keys.intermediate_size,
-            experts: self.num_local_experts,
-            top_k: self.num_experts_per_tok,
-        };
-        let mut moe = Moe::new(at, sizes, self.keys.init());
+        let mut moe = self.keys.moe(at, self.num_local_experts, self.num_experts_per_tok);
         moe.router.normalize = true;
         FeedForward::Sparse(moe)
     }

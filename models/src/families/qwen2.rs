@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::llama_like::{LlamaKeys, LlamaLike};
 use crate::attention::Attention;
 use crate::config::LayerType;
+use crate::config::checks::check_layer_types;
 use crate::config::problems::zero;
 
 /// The configuration of a Qwen2.
@@ -66,13 +67,8 @@ impl LlamaLike for Qwen2Config {
             ),
             _ => {}
         }
-        let (types, layers) = (self.layer_types.as_deref(), self.keys.num_hidden_layers);
-        if let Some(types) = types.filter(|types| types.len() != layers) {
-            problems.push(format!(
-                "layer_types has {} entries for num_hidden_layers = {layers}; give one per layer or remove the key",
-                types.len()
-            ));
-        }
+        let types = self.layer_types.as_deref();
+        check_layer_types(types, self.keys.num_hidden_layers, &mut problems);
         problems
     }
 

@@ -14,9 +14,9 @@ use crate::attention::{Attention, AttentionSizes, Rotary};
 use crate::config::json;
 use crate::hf::map::{Experts, mapping};
 use crate::layer::{FeedForward, Layer};
-use crate::layers::RmsNorm;
 use crate::mlp::Mlp;
 use crate::moe::{Moe, MoeSizes};
+use crate::norms::RmsNorm;
 use crate::parts::{Ends, Parts};
 
 /// The family.
@@ -49,17 +49,19 @@ impl FamilyConfig for Qwen3Config {
     }
 
     fn parts(&self) -> Result<Parts> {
+        let at = ModulePath::from("model");
         let ends = Ends {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
-            norm_eps: self.rms_norm_eps,
+            norm: RmsNorm::new(at.sub("norm"), self.hidden_size, self.rms_norm_eps).into(),
             is_tied: self.tie_word_embeddings,
             padding: self.padding(),
+            scale: 1.0,
+            positions: 0,
             init: self.init(),
         };
-        let at = ModulePath::from("model");
         let layers = (0..self.num_hidden_layers).map(|number| self.layer(&at, number)).collect();
-        Ok(Parts::new(&at, &ends, layers, Rotary::new(&self.rope()?, self.head_dim())))
+        Ok(Parts::new(&at, ends, layers, vec![Rotary::new(&self.rope()?, self.head_dim())]))
     }
 
     fn json(&self) -> Result<Map<String, Value>> {
@@ -94,16 +96,23 @@ impl FamilyConfig for Qwen3Config {
 impl Qwen3Config {
     fn layer(&self, at: &ModulePath, number: usize) -> Layer {
         let at = at.sub("layers").index(number);
-        let norm = |name: &str| RmsNorm::new(at.sub(name), self.hidden_size, self.rms_norm_eps);
+        let norm = |name: &str| {
+            Some(RmsNorm::new(at.sub(name), self.hidden_size, self.rms_norm_eps).into())
+        };
         let (mlp, d) = (at.sub("mlp"), self.hidden_size);
         Layer {
-            input_layernorm: norm("input_layernorm"),
+            before_attention: norm("input_layernorm"),
             self_attn: self.attention(&at.sub("self_attn"), number),
-            post_attention_layernorm: norm("post_attention_layernorm"),
+            after_attention: None,
+            before_mlp: norm("post_attention_layernorm"),
             mlp: match self.is_moe_layer(number) {
                 true => FeedForward::Sparse(self.moe(&mlp)),
-                false => FeedForward::Dense(Mlp::new(&mlp, d, self.intermediate_size, self.init())),
+                false => FeedForward::Dense(
+                    Mlp::new(&mlp, d, self.intermediate_size, self.init())
+                        .activation(self.hidden_act),
+                ),
             },
+            after_mlp: None,
         }
     }
 
@@ -116,7 +125,7 @@ impl Qwen3Config {
         };
         Attention::new(at, sizes, self.init())
             .biases(self.attention_bias, self.attention_bias)
-            .head_norms(at, self.rms_norm_eps)
+            .head_norms(|name, features| RmsNorm::new(at.sub(name), features, self.rms_norm_eps))
             .window(self.window(number))
     }
 

@@ -18,10 +18,15 @@ use crate::families::{self, FamilyConfig};
 use crate::lora::is_lora;
 use crate::{Decoder, Model, folder};
 
-/// Tensors of Hugging Face folders that do not change what a model computes: the frequencies that
-/// old versions of transformers saved, and the layers that predict further tokens.
-const WITHOUT_EFFECT: [&str; 3] =
-    ["{r:path}.rotary_emb.inv_freq", "model.mtp.{r:path}", "mtp.{r:path}"];
+/// Tensors of Hugging Face folders that do not change what a model computes: frequencies and masks that old versions
+/// of transformers saved, and layers that predict further tokens.
+const WITHOUT_EFFECT: [&str; 5] = [
+    "{r:path}.rotary_emb.inv_freq",
+    "h.{l}.attn.{mask:bias|masked_bias}",
+    "transformer.h.{l}.attn.{mask:bias|masked_bias}",
+    "model.mtp.{r:path}",
+    "mtp.{r:path}",
+];
 
 /// Loads the model in `dir` (config.json and safetensors files) to `device`. If `dir` has an adapter, also
 /// that of PEFT, the model is the one that it updates, with the adapter.

@@ -52,8 +52,11 @@ impl Router {
         self.gate.shape()[0]
     }
 
-    /// Adds a bias, zero at first, under its name in DeepSeek-V3.
+    /// Adds a bias, zero at first, under its name in DeepSeek-V3, if there is none.
     pub(super) fn add_bias(&mut self) {
+        if self.bias.is_some() {
+            return;
+        }
         let gate = ModulePath::from(self.gate.name().trim_end_matches(".weight"));
         let name = gate.sub("e_score_correction_bias");
         self.bias = Some(Buffer::new(name, [self.experts()], Init::Zeros));

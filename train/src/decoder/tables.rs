@@ -52,8 +52,8 @@ const KEYS: &[Meaning] = &[
     ),
     (
         "model.model_type",
-        "`qwen3`, `qwen3_moe`, `llama`, `mistral`, `mixtral` or `qwen2`, which says what other keys there are; with \
-         another one than `qwen3_moe`, they are unset by default",
+        "the family (docs/models.md, \"Families\"), which says what other keys there are; with another one than \
+         `qwen3_moe`, they are unset by default",
     ),
     ("model.vocab_size", "size of the vocabulary; unset: the tokenizer's"),
     ("model.hidden_size", "width of the residual stream"),
@@ -71,14 +71,22 @@ const KEYS: &[Meaning] = &[
     ("model.attention_bias", "biases in the projections of attention; unset: none"),
     ("model.mlp_bias", "`llama`: only false is supported"),
     ("model.attention_dropout", "only 0 is supported"),
-    ("model.hidden_act", "activation of the gate; only `silu`"),
+    (
+        "model.hidden_act",
+        "activation of the gate: `silu`, `gelu`, `gelu_new` or `gelu_pytorch_tanh`; with experts, only `silu`; unset: \
+         that of the family",
+    ),
     ("model.rms_norm_eps", "added to the mean square in every norm; unset: 1e-6"),
     ("model.initializer_range", "standard deviation of the initial weights; unset: 0.02"),
     (
         "model.tie_word_embeddings",
-        "whether the output projection shares the embedding; unset: it does not",
+        "whether the output projection shares the embedding; unset: it does with `gemma3_text` and `gpt2`",
     ),
-    ("model.rope_theta", "base of the rotary frequencies; unset: 10000"),
+    ("model.rope_theta", "base of the rotary frequencies; unset: that of the family"),
+    (
+        "model.rope_local_base_freq",
+        "`gemma3_text`: base of the rotary frequencies of layers with a window; unset: 10000",
+    ),
     (
         "model.rope_scaling",
         "scaling of the rotary frequencies, such as `{ rope_type = \"yarn\", factor = 4.0 }`",
@@ -94,9 +102,46 @@ const KEYS: &[Meaning] = &[
         "model.max_window_layers",
         "`qwen3` without `layer_types`: the first sliding layer; unset: 28",
     ),
-    ("model.layer_types", "`qwen3`: `full_attention` or `sliding_attention` for each layer"),
+    ("model.layer_types", "`full_attention` or `sliding_attention` for each layer"),
+    (
+        "model.sliding_window_pattern",
+        "`gemma3_text` without `layer_types`: every so many layers, one has no window; unset: 6",
+    ),
+    (
+        "model.query_pre_attn_scalar",
+        "`gemma3_text`: scores are divided by its square root; unset: 256",
+    ),
+    (
+        "model.q_lora_rank",
+        "`deepseek_v3`: features of the latent of queries; unset: queries have none",
+    ),
+    ("model.kv_lora_rank", "`deepseek_v3`: features of the latent of keys and values"),
+    (
+        "model.qk_nope_head_dim",
+        "`deepseek_v3`: features per head of queries and keys that are not rotated",
+    ),
+    ("model.qk_rope_head_dim", "`deepseek_v3`: features per head that are rotated"),
+    ("model.v_head_dim", "`deepseek_v3`: features per head of values"),
+    (
+        "model.rope_interleave",
+        "`deepseek_v3`: whether rotated features are pairs of neighbors; unset: they are",
+    ),
+    (
+        "model.num_nextn_predict_layers",
+        "`deepseek_v3`: layers that predict further tokens, which are not loaded; unset: 1",
+    ),
+    ("model.clip_qkv", "`olmoe`: not supported"),
+    ("model.attn_logit_softcapping", "`gemma3_text`: not supported"),
+    ("model.final_logit_softcapping", "`gemma3_text`: not supported"),
+    ("model.use_bidirectional_attention", "`gemma3_text`: only false is supported"),
     ("model.num_experts", "experts per sparse layer"),
     ("model.num_local_experts", "`mixtral`: experts per layer"),
+    ("model.n_routed_experts", "`deepseek_v3`: experts per sparse layer"),
+    ("model.n_shared_experts", "`deepseek_v3`: experts that each token has besides; unset: 1"),
+    ("model.n_group", "`deepseek_v3`: groups of experts; unset: 8"),
+    ("model.topk_group", "`deepseek_v3`: a token's experts are of so many groups; unset: 4"),
+    ("model.first_k_dense_replace", "`deepseek_v3`: the first layers, which are dense; unset: 3"),
+    ("model.routed_scaling_factor", "`deepseek_v3`: the factor of experts' weights; unset: 2.5"),
     ("model.num_experts_per_tok", "experts per token"),
     ("model.moe_intermediate_size", "inner width of an expert"),
     (
@@ -112,6 +157,21 @@ const KEYS: &[Meaning] = &[
     ("model.router_jitter_noise", "`mixtral`: only 0 is supported"),
     ("model.pretraining_tp", "`llama`: written to config.json; training ignores it"),
     ("model.output_router_logits", "written to config.json for transformers; training ignores it"),
+    ("model.n_positions", "`gpt2`: learned positions, and so the longest sequence"),
+    ("model.n_embd", "`gpt2`: width of the residual stream"),
+    ("model.n_layer", "`gpt2`: layers"),
+    ("model.n_head", "`gpt2`: heads"),
+    ("model.n_inner", "`gpt2`: inner width of the MLP; unset: `4 n_embd`"),
+    ("model.activation_function", "`gpt2`: as `hidden_act`; unset: `gelu_new`"),
+    ("model.layer_norm_epsilon", "`gpt2`: added to the variance in every norm; unset: 1e-5"),
+    (
+        "model.scale_attn_weights",
+        "`gpt2`: whether scores are divided by the square root of the features per head; unset: they are",
+    ),
+    (
+        "model.scale_attn_by_inverse_layer_idx",
+        "`gpt2`: whether scores of layer `i`, from 0, are divided by `i + 1`; unset: they are not",
+    ),
     ("model.bos_token_id", "written to config.json; training ignores it"),
     ("model.eos_token_id", "written to config.json; training ignores it"),
     (

@@ -4,15 +4,16 @@ use meshgrad_autograd::{Init, ModulePath};
 use meshgrad_error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::attention::{Attention, AttentionSizes, Rotary};
+use crate::attention::{Attention, AttentionSizes};
 use crate::config::checks::{self, Heads, Size};
 use crate::config::{
     Activation, Problems, Rope, RopeKeys, RopeSettings, TokenIds, padding_row, rope,
 };
 use crate::layer::{FeedForward, Layer};
-use crate::layers::RmsNorm;
 use crate::mlp::Mlp;
-use crate::parts::{Ends, Parts};
+use crate::moe::{Moe, MoeSizes};
+use crate::norms::RmsNorm;
+use crate::parts::Ends;
 
 /// The keys that these families have in common, with the names of Hugging Face's config.json. Fields hold the values as
 /// written.
@@ -161,37 +162,36 @@ impl LlamaKeys {
         ]
     }
 
-    /// The parts of the model, with the blocks that `attention` and `feed_forward` return for a path and the number of
-    /// a layer.
-    ///
-    /// # Errors
-    /// As [`LlamaKeys::rope`].
-    pub(crate) fn parts(
-        &self,
-        attention: impl Fn(&ModulePath, usize) -> Attention,
-        feed_forward: impl Fn(&ModulePath, usize) -> FeedForward,
-    ) -> Result<Parts> {
-        let ends = Ends {
+    /// The sizes of the ends at the path `at`, with a norm after the last layer.
+    pub fn ends(&self, at: &ModulePath) -> Ends {
+        Ends {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
-            norm_eps: self.rms_norm_eps,
+            norm: self.norm(at.sub("norm")).into(),
             is_tied: self.tie_word_embeddings,
             padding: self.padding(),
+            scale: 1.0,
+            positions: 0,
             init: self.init(),
-        };
-        let at = ModulePath::from("model");
-        let layer = |number| {
-            let at = at.sub("layers").index(number);
-            let norm = |name: &str| RmsNorm::new(at.sub(name), self.hidden_size, self.rms_norm_eps);
-            Layer {
-                input_layernorm: norm("input_layernorm"),
-                self_attn: attention(&at.sub("self_attn"), number),
-                post_attention_layernorm: norm("post_attention_layernorm"),
-                mlp: feed_forward(&at.sub("mlp"), number),
-            }
-        };
-        let layers = (0..self.num_hidden_layers).map(layer).collect();
-        Ok(Parts::new(&at, &ends, layers, Rotary::new(&self.rope()?, self.head_dim())))
+        }
+    }
+
+    /// A layer at the path `at` with norms before its blocks.
+    pub fn layer(&self, at: &ModulePath, self_attn: Attention, mlp: FeedForward) -> Layer {
+        let norm = |name: &str| Some(self.norm(at.sub(name)).into());
+        Layer {
+            before_attention: norm("input_layernorm"),
+            self_attn,
+            after_attention: None,
+            before_mlp: norm("post_attention_layernorm"),
+            mlp,
+            after_mlp: None,
+        }
+    }
+
+    /// A norm of the residual stream, or of what is added to it.
+    pub fn norm(&self, at: ModulePath) -> RmsNorm {
+        RmsNorm::new(at, self.hidden_size, self.rms_norm_eps)
     }
 
     /// A plain attention block of these sizes.
@@ -208,6 +208,14 @@ impl LlamaKeys {
     /// A gated MLP of these sizes.
     pub fn mlp(&self, at: &ModulePath) -> Mlp {
         Mlp::new(at, self.hidden_size, self.intermediate_size, self.init())
+            .activation(self.hidden_act)
+    }
+
+    /// A mixture of experts of these sizes.
+    pub fn moe(&self, at: &ModulePath, experts: usize, top_k: usize) -> Moe {
+        let sizes =
+            MoeSizes { inputs: self.hidden_size, features: self.intermediate_size, experts, top_k };
+        Moe::new(at, sizes, self.init())
     }
 
     /// The initial value of projections and embeddings.

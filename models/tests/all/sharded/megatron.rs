@@ -153,12 +153,14 @@ impl Comparison<'_> {
             weight: Param::new("weight", [shape[0], shape[1]], init),
             output: Seam::new("output"),
             padding: None,
+            scale: 1.0,
+            positions: None,
         };
         embedding.weight.set(&table)?;
         embedding.output.place([("tp", self.between_layers())]);
         let mut grads = Grads::new(&embedding.params())?;
         let ids = ids.as_replicated()?;
-        let (y, tape) = Tape::record(|| embedding.forward(&ids, DType::F32))?;
+        let (y, tape) = Tape::record(|| embedding.forward(&ids, None, DType::F32))?;
         tape.backward_from(&[(&y, dy)], &mut grads)?;
         self.compare("embedding.y", y.value())?;
         self.compare("embedding.dweight", &grads.get(&embedding.weight)?)

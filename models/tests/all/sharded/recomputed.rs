@@ -47,7 +47,7 @@ fn checkpointing_sends_the_forward_pass_of_layers_twice() {
                 let batch = batch(case, rank.device())?;
                 let compute = Compute { checkpointing: false, ..case.compute() };
                 let at = model.positions_of(&batch)?;
-                let stream = model.embed(&batch.ids, compute)?;
+                let stream = model.embed(&batch.ids, &at, compute)?;
                 if has_layers {
                     model.advance(stream, &at, compute)?;
                 }
