@@ -75,7 +75,8 @@ pub mod prelude {
     pub use crate::comm::{Rank, Redistributor};
     pub use crate::data_parallel::{DataParallel, Strategy};
     pub use crate::mesh::{Mesh, Placement};
-    pub use crate::models::layers::{Linear, RmsNorm};
+    pub use crate::models::layers::Linear;
+    pub use crate::models::norms::RmsNorm;
     pub use crate::models::{
         Compute, Decoder, Generate, IGNORE_INDEX, Loss, Model, ModelParallelism, ModelPlan,
         TokenBatch,

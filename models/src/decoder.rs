@@ -8,7 +8,7 @@ mod whole;
 use std::ops::Range;
 use std::sync::Arc;
 
-use meshgrad_autograd::{Module, Result, Var, Vars, ops};
+use meshgrad_autograd::{Buffer, Module, Result, Var, Vars, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_collectives::redistribute_like;
 use meshgrad_error::{Error, ensure, error};
@@ -540,6 +540,13 @@ impl Model for Decoder {
     /// Under Hugging Face names, one tensor per expert.
     fn stored_as(&self) -> Result<Mapping> {
         self.config().mapping(Experts::OneByOne, false)
+    }
+
+    /// Those that the family has, such as the router biases of DeepSeek-V3.
+    fn stored_buffers(&self) -> Vec<Buffer> {
+        let mut buffers = self.buffers();
+        buffers.retain(|buffer| self.whole.buffers.contains(buffer.name()));
+        buffers
     }
 
     fn adapter(&self) -> Option<&LoraConfig> {

@@ -54,8 +54,7 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
     let (parent, name) = split(dir);
     let mut snapshot = Snapshot::new(parent, &name);
     module.check_names()?;
-    let values = [params(module)?, buffers(module)?].concat();
-    add_tensors(&values, &by_name()?, &mut snapshot, "")?;
+    add_tensors(&values(module)?, &by_name()?, &mut snapshot, "")?;
     snapshot.save()?;
     Ok(())
 }
@@ -70,8 +69,7 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
 /// some elements of a tensor.
 /// The folder then does not exist.
 pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut Ranks<'_>) -> Result<Saved> {
-    let named = module.check_names().and_then(|()| params(module));
-    let values = named.and_then(|params| Ok([params, buffers(module)?].concat()));
+    let values = module.check_names().and_then(|()| values(module));
     let snapshot = match &values {
         Ok(values) => of_shards(values, dir),
         Err(error) => return ShardedSnapshot::save(Err(error.clone()), ranks),
@@ -122,6 +120,24 @@ pub fn params(module: &impl Module) -> Result<Vec<NamedTensor>> {
 pub fn buffers(module: &impl Module) -> Result<Vec<NamedTensor>> {
     let buffers = module.buffers().into_iter();
     buffers.map(|buffer| Ok(NamedTensor::new(buffer.name(), buffer.value()?))).collect()
+}
+
+/// What one folder stores of a model.
+#[derive(Module)]
+#[module(crate = meshgrad_autograd)]
+pub struct StoredValues {
+    /// Parameters.
+    pub params: Vec<Param>,
+    /// Buffers that have a place beside them.
+    pub buffers: Vec<Buffer>,
+}
+
+/// The values of the parameters and the buffers of a module.
+///
+/// # Errors
+/// When one has no value.
+pub fn values(module: &impl Module) -> Result<Vec<NamedTensor>> {
+    Ok([params(module)?, buffers(module)?].concat())
 }
 
 /// Adds a copy of `tensors` to a snapshot, as the safetensors files of its folder `folder` (empty
@@ -210,7 +226,7 @@ fn bound_to_store(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Bound> {
     })
 }
 
-/// Loads every parameter of `module` from `folder`. Float dtypes are converted. Of a sharded
+/// Loads every parameter and buffer of `module` from `folder`. Float dtypes are converted. Of a sharded
 /// parameter ([`Param::shard`]), only the region of this rank is read, and of a parameter with a home
 /// only the rows that this rank keeps.
 ///
@@ -257,7 +273,7 @@ pub(crate) fn fill_allowing(
 ) -> Result<(Stats, Vec<String>)> {
     let read = |tensors: &[NamedTensor]| read_allowing(tensors, folder, mapping, allowed, options);
     module.check_names()?;
-    fill_all(&module.params(), &[], device, read)
+    fill_all(&module.params(), &module.buffers(), device, read)
 }
 
 /// Reads new values of `params` and `buffers`, and sets them once all are read. Rows of homes are

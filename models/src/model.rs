@@ -1,6 +1,6 @@
 //! What training and text generation need of a model, and no more.
 
-use meshgrad_autograd::{Module, Param, Result, Var, Vars};
+use meshgrad_autograd::{Buffer, Module, Param, Result, Var, Vars};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_error::{bail, ensure};
 use meshgrad_runtime::{DType, Device, Tensor};
@@ -165,6 +165,12 @@ pub trait Model: Module {
     /// When the mapping is invalid.
     fn stored_as(&self) -> Result<Mapping> {
         folder::by_name()
+    }
+
+    /// The buffers that are stored beside the parameters, by the same mapping, because a format has a place for them.
+    /// Others are stored only in the checkpoints of runs. By default none are.
+    fn stored_buffers(&self) -> Vec<Buffer> {
+        Vec::new()
     }
 
     /// Its adapter, which is stored as PEFT does, beside the parameters that it updates or without them

@@ -31,7 +31,7 @@ use meshgrad_ckpt::mapping::{Mapping, Report};
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_ckpt::{Committed, Folder, step_name};
 use meshgrad_error::{ensure, error};
-use meshgrad_models::folder::{self, NamedTensor};
+use meshgrad_models::folder::{self, NamedTensor, StoredValues};
 use meshgrad_models::load::LoadOptions;
 use meshgrad_models::lora::LoraConfig;
 use meshgrad_models::{Model, hf};
@@ -138,8 +138,8 @@ impl<M: Model> SavedRun<'_, M> {
         add(CONFIG, self.config.to_toml()?);
 
         let mut tensors = Vec::new();
-        for (path, params, mapping) in hf::stored_parts(model)? {
-            tensors.push((path.to_owned(), folder::params(&params)?, mapping));
+        for (path, values, mapping) in hf::stored_parts(model)? {
+            tensors.push((path.to_owned(), folder::values(&values)?, mapping));
         }
         for part in self.optimizer.state() {
             let (folder, mapping) = (folder_of(&part), mapping_of(&part, model)?);
@@ -365,28 +365,28 @@ pub fn load_params(
     device: &Device,
     options: ReadOptions<'_>,
 ) -> Result<()> {
-    each_part(checkpoint, model, |params, stored, mapping| {
+    each_part(checkpoint, model, |values, stored, mapping| {
         let load = options.of_weights(checkpoint);
         match options.part {
-            true => folder::fill_part(&params, device, stored, mapping, &load).map(drop),
-            false => folder::fill(&params, device, stored, mapping, &load).map(drop),
+            true => folder::fill_part(values, device, stored, mapping, &load).map(drop),
+            false => folder::fill(values, device, stored, mapping, &load).map(drop),
         }
     })
 }
 
-/// Calls `read` with the parameters, the tensors and the mapping of each part of a checkpoint.
+/// Calls `read` with the values, the tensors and the mapping of each part of a checkpoint.
 fn each_part(
     checkpoint: &Committed,
     model: &impl Model,
-    read: impl Fn(&[Param], &Folder, &Mapping) -> Result<()>,
+    read: impl Fn(&StoredValues, &Folder, &Mapping) -> Result<()>,
 ) -> Result<()> {
     check_adapter(checkpoint, model)?;
-    for (path, params, mapping) in hf::stored_parts(model)? {
+    for (path, values, mapping) in hf::stored_parts(model)? {
         let stored = match path {
             "" => Folder::open(checkpoint.path())?,
             file => Folder::open_file(checkpoint.path().join(file))?,
         };
-        read(&params, &stored, &mapping).map_err(|error| or_other_model(checkpoint, error))?;
+        read(&values, &stored, &mapping).map_err(|error| or_other_model(checkpoint, error))?;
     }
     Ok(())
 }
@@ -463,8 +463,8 @@ pub(crate) fn restore(
     optimizer: &Optimizer,
     options: ReadOptions<'_>,
 ) -> Result<RunState> {
-    each_part(checkpoint, model, |params, stored, mapping| {
-        let tensors = folder::params(&params)?;
+    each_part(checkpoint, model, |values, stored, mapping| {
+        let tensors = folder::values(values)?;
         options.read(&tensors, stored, mapping, &options.of_weights(checkpoint))
     })?;
     model.params().iter().for_each(Param::rows_written);
@@ -503,10 +503,12 @@ pub fn has_buffers(folder: &Path) -> bool {
     folder.join(BUFFERS).is_dir()
 }
 
-/// Gives the buffers of `model` their initial values.
+/// Gives the buffers of `model` that have no value their initial one.
 pub(crate) fn init_buffers(model: &impl Module, device: &Device, seed: u64) -> Result<()> {
     for buffer in model.buffers() {
-        buffer.materialize(device, seed)?;
+        if buffer.value().is_err() {
+            buffer.materialize(device, seed)?;
+        }
     }
     Ok(())
 }

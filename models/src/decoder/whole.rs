@@ -20,6 +20,8 @@ pub(super) struct Whole {
     pub(super) experts: usize,
     pub(super) top_k: usize,
     pub(super) parameters: ParameterCount,
+    /// The names of the buffers that the family has.
+    pub(super) buffers: BTreeSet<String>,
 }
 
 impl Whole {
@@ -33,6 +35,7 @@ impl Whole {
             experts: moe.map_or(0, |moe| moe.router.experts()),
             top_k: moe.map_or(0, |moe| moe.router.top_k),
             parameters: ParameterCount::of(parts),
+            buffers: parts.layers.buffers().iter().map(|it| it.name().to_owned()).collect(),
         }
     }
 

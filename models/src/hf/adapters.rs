@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::read_text;
+use crate::folder::StoredValues;
 use crate::lora::{LoraConfig, LoraSlot, is_lora};
 use crate::{Decoder, Model, folder};
 
@@ -236,13 +237,13 @@ fn check_slot(slot: &LoraSlot<'_>, config: &LoraConfig, folder: &Folder) -> Resu
     Ok(true)
 }
 
-/// The parts of a folder that stores `model`: a path, `""` or that of a file, the parameters, and their
+/// The parts of a folder that stores `model`: a path, `""` or that of a file, the parameters and buffers, and their
 /// mapping to tensors. An adapter is a part of its own; the weights that it updates are one if no other folder
 /// has them.
 ///
 /// # Errors
 /// As [`Model::stored_as`]; when a weight that the folder does not have is trained.
-pub fn stored_parts(model: &impl Model) -> Result<Vec<(&'static str, Vec<Param>, Mapping)>> {
+pub fn stored_parts(model: &impl Model) -> Result<Vec<(&'static str, StoredValues, Mapping)>> {
     parts_of(model, model.stored_as()?)
 }
 
@@ -250,9 +251,10 @@ pub fn stored_parts(model: &impl Model) -> Result<Vec<(&'static str, Vec<Param>,
 pub(crate) fn parts_of(
     model: &impl Model,
     mapping: Mapping,
-) -> Result<Vec<(&'static str, Vec<Param>, Mapping)>> {
+) -> Result<Vec<(&'static str, StoredValues, Mapping)>> {
+    let buffers = model.stored_buffers();
     let Some(config) = model.adapter() else {
-        return Ok(vec![("", model.params(), mapping)]);
+        return Ok(vec![("", StoredValues { params: model.params(), buffers }, mapping)]);
     };
     let (loras, weights): (Vec<Param>, Vec<Param>) =
         model.params().into_iter().partition(|it| is_lora(it.name()));
@@ -265,10 +267,11 @@ pub(crate) fn parts_of(
             trained.name()
         );
     }
+    let loras = StoredValues { params: loras, buffers: Vec::new() };
     let adapter = (ADAPTER_FILE, loras, Mapping::parse(NAMES)?);
     Ok(match config.base {
         Some(_) => vec![adapter],
-        None => vec![("", weights, mapping), adapter],
+        None => vec![("", StoredValues { params: weights, buffers }, mapping), adapter],
     })
 }
 

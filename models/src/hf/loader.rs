@@ -15,6 +15,7 @@ use super::adapters::{self, base_folder, read_adapter};
 use super::map::Experts;
 use super::{foreign, read_text};
 use crate::families::{self, FamilyConfig};
+use crate::folder::StoredValues;
 use crate::lora::is_lora;
 use crate::{Decoder, Model, folder};
 
@@ -209,8 +210,9 @@ impl<'a> Loader<'a> {
     /// As [`hf::load`](super::load). After an error the parameters keep their values.
     pub fn fill(&self, model: &Decoder, device: &Device) -> Result<Filled> {
         let is_adapter = |param: &Param| is_lora(param.name());
-        let (loras, weights): (Vec<Param>, Vec<Param>) =
+        let (loras, params): (Vec<Param>, Vec<Param>) =
             model.params().into_iter().partition(is_adapter);
+        let weights = StoredValues { params, buffers: model.stored_buffers() };
         if read_adapter(self.dir)?.is_none() {
             return self.fill_weights(self.dir, &self.options, model, &weights, device);
         }
@@ -235,7 +237,7 @@ impl<'a> Loader<'a> {
         dir: &Path,
         options: &LoadOptions<'_>,
         model: &Decoder,
-        weights: &[Param],
+        weights: &StoredValues,
         device: &Device,
     ) -> Result<Filled> {
         let folder = &Folder::open(dir)?;
@@ -243,7 +245,7 @@ impl<'a> Loader<'a> {
         let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
         let map = model.config().mapping(experts, true)?;
         if !model.is_whole() {
-            let stats = folder::fill_part(&weights, device, folder, &map, options)?;
+            let stats = folder::fill_part(weights, device, folder, &map, options)?;
             return Ok(Filled { experts, stats, ignored: Vec::new() });
         }
         let names: &[&str] = match self.ignores_unused {
@@ -252,7 +254,7 @@ impl<'a> Loader<'a> {
         };
         let allow = |allowed: AllowedProblems, name| allowed.and(&format!("unexpected:{name}"));
         let allowed = names.iter().try_fold(AllowedProblems::none(), allow)?;
-        let filled = folder::fill_allowing(&weights, device, folder, &map, &allowed, options);
+        let filled = folder::fill_allowing(weights, device, folder, &map, &allowed, options);
         let (stats, ignored) = filled.map_err(|error| or_unused(folder, error))?;
         Ok(Filled { experts, stats, ignored })
     }

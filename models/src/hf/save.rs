@@ -26,10 +26,10 @@ pub fn add_model(
     for (path, text) in files(model, folder)? {
         snapshot.add(&path, text);
     }
-    for (name, params, mapping) in parts_of(model, model.config().mapping(experts, false)?)? {
+    for (name, stored, mapping) in parts_of(model, model.config().mapping(experts, false)?)? {
         let path = [folder, name].into_iter().filter(|part| !part.is_empty());
         let path = path.collect::<Vec<_>>().join("/");
-        folder::add_tensors(&folder::params(&params)?, &mapping, snapshot, &path)?;
+        folder::add_tensors(&folder::values(&stored)?, &mapping, snapshot, &path)?;
     }
     Ok(())
 }
@@ -52,6 +52,14 @@ pub fn add_shards<'t>(
         Unsupported,
         "add_shards does not write adapters; use train::checkpoint, or merge the adapter first"
     );
+    for buffer in model.stored_buffers() {
+        ensure!(
+            params.iter().any(|named| *named.name == *buffer.name()),
+            Invalid,
+            "the values of the model lack its buffer `{}`; add those of stored_buffers to params",
+            buffer.name()
+        );
+    }
     for (path, text) in files(model, folder)? {
         snapshot.add(&path, text);
     }
