@@ -204,7 +204,8 @@ fn greedy_texts_match_transformers() {
     }
 }
 
-/// A model that is saved has the tensors of the folder that it was loaded from, and once more the same bytes.
+/// A model that is saved has the tensors of the folder that it was loaded from, and once more the same bytes. Its
+/// config.json is one that tests/parity/check_written.py compares with the original in transformers.
 #[test]
 fn saved_models_have_the_tensors_of_their_folders() {
     let place = tempfile::tempdir().unwrap();
@@ -223,6 +224,14 @@ fn saved_models_have_the_tensors_of_their_folders() {
             let [saved, again] = [&saved, &again].map(|dir| std::fs::read(dir.join(file)).unwrap());
             assert!(saved == again, "{name}: {file}");
         }
+
+        let config = std::fs::read_to_string(saved.join("config.json")).unwrap();
+        let written = fixture.with_file_name("").join(format!("../written/{name}.json"));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&written, &config).unwrap();
+        }
+        let committed = std::fs::read_to_string(&written).unwrap();
+        assert_eq!(config, committed, "{name}: set UPDATE_GOLDEN=1, then run check_written.py");
 
         let (original, saved) = (Folder::open(&fixture).unwrap(), Folder::open(&saved).unwrap());
         for tensor in saved.tensors() {
