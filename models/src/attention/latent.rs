@@ -105,20 +105,20 @@ impl LatentProjections {
         tables: Option<&(Tensor, Tensor)>,
     ) -> Result<[Var; 3]> {
         let LatentSizes { latent, plain, rotated, values, .. } = self.sizes;
-        let first = self.q_a_proj.as_ref().unwrap_or(&self.q_proj);
-        let [q, kv] = Linear::forward_after(input, x_btd, [first, &self.kv_a_proj])?;
-
-        let q = match &self.q_a_norm {
-            Some(norm) => self.q_proj.forward(&norm.forward(&q)?)?,
-            None => q,
+        let x_btd = input.redistribute(x_btd)?;
+        let q = match (&self.q_a_proj, &self.q_a_norm) {
+            (Some(down), Some(norm)) => norm.forward(&down.forward(&x_btd)?)?,
+            _ => x_btd.clone(),
         };
+        let q = project_to_heads(&self.q_proj, &q)?;
         let q_bthc = ops::split_last(&q, plain + rotated)?;
         let [q_plain, q_rotated] = pair(&q_bthc, [plain, rotated])?;
         let q_bthc = ops::concat(&[&q_plain, &self.rotate(&q_rotated, tables)?], -1)?;
 
+        let kv = self.kv_a_proj.forward(&x_btd)?;
         let [kv, k_rotated] = pair(&kv, [latent, rotated])?;
         let k_rotated = self.rotate(&ops::split_last(&k_rotated, rotated)?, tables)?;
-        let kv = self.kv_b_proj.forward(&self.kv_a_norm.forward(&kv)?)?;
+        let kv = project_to_heads(&self.kv_b_proj, &self.kv_a_norm.forward(&kv)?)?;
         let [k_plain, v] = pair(&ops::split_last(&kv, plain + values)?, [plain, values])?;
         let k_bthc = ops::concat(&[&k_plain, &for_heads(&k_rotated, &k_plain)?], -1)?;
         Ok([q_bthc, k_bthc, with_zeros(&v, plain + rotated)?])
@@ -135,6 +135,15 @@ impl LatentProjections {
             None => Ok(x.clone()),
         }
     }
+}
+
+/// `projection` of `x`, which all ranks have, to the heads that each has. The gradient of `x` is added up over ranks
+/// here, where it is narrow, because that of the rotated features is whole.
+fn project_to_heads(projection: &Linear, x: &Var) -> Result<Var> {
+    let weight = projection.weight.sharded_shape();
+    let axes = weight.sharding().map(|it| it.axes_of_dim(0)).unwrap_or_default();
+    let axes: Vec<_> = axes.into_iter().map(|axis| (axis, Placement::Replicate)).collect();
+    projection.forward(&ops::redistribute(x, axes)?)
 }
 
 /// Splits the last dim.

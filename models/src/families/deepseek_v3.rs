@@ -73,10 +73,6 @@ pub struct DeepseekV3Config {
     pub output_router_logits: bool,
 }
 
-/// Keys of the files on the Hub that must have these values, because the model has no others.
-const FIXED: [(&str, &str); 3] =
-    [("scoring_func", "\"sigmoid\""), ("topk_method", "\"noaux_tc\""), ("moe_layer_freq", "1")];
-
 /// Keys of training, and of how ranks divide the model.
 const UNUSED: [&str; 3] = ["aux_loss_alpha", "ep_size", "seq_aux"];
 
@@ -128,8 +124,14 @@ impl LlamaLike for DeepseekV3Config {
     }
 
     fn rename(keys: &mut Map<String, Value>) -> Result<()> {
-        for (key, needed) in FIXED {
-            if let Some(value) = keys.shift_remove(key).filter(|it| it.to_string() != needed) {
+        // Keys of the files on the Hub, with the only values that the model can have.
+        let fixed = [
+            ("scoring_func", json!("sigmoid")),
+            ("topk_method", json!("noaux_tc")),
+            ("moe_layer_freq", json!(1)),
+        ];
+        for (key, needed) in fixed {
+            if let Some(value) = keys.shift_remove(key).filter(|it| *it != needed) {
                 bail!(Unsupported, "{key} = {value} in config.json: DeepSeek-V3 has {needed}");
             }
         }

@@ -397,30 +397,40 @@ impl ModelTable {
             key: format!("model.{key}"),
             problem: format!("missing; a {} needs it", self.model_type()),
         };
-        let mut complete = self.sizes();
-        complete.entry("vocab_size").or_insert(Value::Integer(1));
-        let mut missing = Vec::new();
-        let config = loop {
-            match read(&complete) {
-                Ok(config) => break config,
-                Err(problem) => match missing_field(&problem) {
-                    // Fill in any number, to find what else is missing.
-                    Some(key) if !complete.contains_key(key) => {
-                        complete.insert(key.to_owned(), Value::Integer(1));
-                        missing.push(key.to_owned());
-                    }
-                    _ => return Vec::new(), // Another error, which is reported elsewhere.
-                },
-            }
+        let sizes = self.sizes();
+        let Ok((config, mut missing)) = completed(sizes.clone()) else {
+            return Vec::new(); // Another error, which is reported elsewhere.
         };
-        let zero = config.zero_sizes().into_iter().filter(|key| !complete.contains_key(*key));
-        missing.extend(zero.map(str::to_owned));
+        let is_given = |key: &str| sizes.contains_key(key) || missing.iter().any(|it| it == key);
+        let zero = config.zero_sizes().into_iter().filter(|key| !is_given(key));
+        let zero: Vec<String> = zero.map(str::to_owned).collect();
+        missing.extend(zero);
         missing.into_iter().map(violation).collect()
     }
 
     fn model_type(&self) -> &str {
         let model_type = self.0.get("model_type").and_then(Value::as_str);
         model_type.unwrap_or("model")
+    }
+}
+
+/// The configuration that these keys begin, with 1 for each size that is missing, and the names of those except
+/// `vocab_size`.
+fn completed(mut keys: Table) -> Result<(Arc<dyn FamilyConfig>, Vec<String>), String> {
+    keys.entry("vocab_size").or_insert(Value::Integer(1));
+    let mut missing = Vec::new();
+    loop {
+        let problem = match read(&keys) {
+            Ok(config) => return Ok((config, missing)),
+            Err(problem) => problem,
+        };
+        match missing_field(&problem) {
+            Some(key) if !keys.contains_key(key) => {
+                keys.insert(key.to_owned(), Value::Integer(1));
+                missing.push(key.to_owned());
+            }
+            _ => return Err(problem),
+        }
     }
 }
 
@@ -517,14 +527,6 @@ impl TryFrom<Table> for ModelTable {
     /// Keeps the keys of `written`, and converts the values to the types of the
     /// family's configuration.
     fn try_from(mut written: Table) -> Result<ModelTable, String> {
-        let mut complete = toml::toml! {
-            model_type = "qwen3"
-            vocab_size = 1
-            hidden_size = 1
-            num_hidden_layers = 1
-            num_attention_heads = 1
-            intermediate_size = 1
-        };
         let from = written.remove(FROM);
         if from.as_ref().is_some_and(|from| !from.is_str()) {
             return Err(format!("`{FROM}` is not the path of a folder"));
@@ -533,8 +535,10 @@ impl TryFrom<Table> for ModelTable {
         if ignore_unused.as_ref().is_some_and(|ignore| !ignore.is_bool()) {
             return Err(format!("`{IGNORE_UNUSED}` is neither true nor false"));
         }
-        complete.extend(written.clone());
-        let typed = table_of(&*read(&complete)?).unwrap_or_default();
+        let mut keys = written.clone();
+        keys.entry("model_type").or_insert("qwen3".into());
+        let (config, _) = completed(keys)?;
+        let typed = table_of(&*config).unwrap_or_default();
         for (key, value) in &mut written {
             if let Some(typed) = typed.get(key) {
                 *value = typed.clone();
