@@ -29,7 +29,7 @@ tensorboard = false
 const SIZES: &str =
     "hidden_size = 16, intermediate_size = 24, num_hidden_layers = 2, num_attention_heads = 4";
 
-const SIZES_OF_GPT2: &str = "n_embd = 16, n_inner = 24, n_layer = 2, n_head = 4, n_positions = 16";
+const SIZES_OF_GPT2: &str = "n_embd = 16, n_inner = 24, n_layer = 2, n_head = 4, n_positions = 512";
 
 /// A `model_type`, and keys of its own.
 const FAMILIES: [(&str, &str); 9] = [
@@ -98,7 +98,7 @@ fn families_train_on_ranks_as_on_one() {
 /// A `model_type` of no family, and keys of another one, are errors that name those that are known.
 #[test]
 fn unknown_families_are_errors() {
-    let dir = TestDir::with(&[("text.txt", "one"), ("run.toml", CONFIG)]);
+    let dir = TestDir::with(&[("text.txt", &"one two ".repeat(200)), ("run.toml", CONFIG)]);
     fs::create_dir(dir.path("other")).unwrap();
     fs::write(dir.path("other/config.json"), r#"{"model_type": "bert"}"#).unwrap();
     let known = "supported are `qwen3`, `qwen3_moe`, `llama`, `mistral`,";

@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::llama_like::{LlamaKeys, LlamaLike};
 use crate::attention::{Attention, Rotary};
-use crate::config::checks::{check_layer_types, check_numbers};
+use crate::config::checks::check_layer_types;
 use crate::config::json::unify;
-use crate::config::problems::zero;
+use crate::config::problems::{range, zero};
 use crate::config::{LayerType, Rope, RopeScaling};
 use crate::layer::{FeedForward, Layer};
 use crate::norms::RmsNorm;
@@ -27,7 +27,7 @@ pub struct Gemma3Config {
     pub keys: LlamaKeys,
     /// Scores are divided by its square root. Default 256.
     #[serde(default = "default_query_pre_attn_scalar")]
-    pub query_pre_attn_scalar: f64,
+    pub query_pre_attn_scalar: usize,
     /// The window of local layers, including the token itself. Default 4096.
     #[serde(default = "default_sliding_window")]
     pub sliding_window: Option<usize>,
@@ -102,6 +102,9 @@ impl LlamaLike for Gemma3Config {
     fn rename_back(&self, keys: &mut Map<String, Value>) {
         keys.shift_remove("sliding_window_pattern");
         keys.shift_remove("layer_types");
+        if self.use_bidirectional_attention.is_none() {
+            keys.shift_remove("use_bidirectional_attention");
+        }
         let layers = 0..self.keys.num_hidden_layers;
         let types = layers.map(|number| match self.is_local(number) {
             true => "sliding_attention",
@@ -123,13 +126,9 @@ impl LlamaLike for Gemma3Config {
 
     fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        let numbers = [
-            ("query_pre_attn_scalar", self.query_pre_attn_scalar),
-            ("rope_local_base_freq", self.rope_local_base_freq),
-        ];
-        check_numbers(&numbers, &mut problems);
-        for (key, value) in numbers.iter().filter(|(_, value)| *value == 0.0) {
-            problems.push(format!("{key} = {value} must be positive"));
+        let base = self.rope_local_base_freq;
+        if !(base.is_finite() && base > 0.0) {
+            problems.push(range("rope_local_base_freq", base, "a positive number"));
         }
         let (types, layers) = (self.layer_types.as_deref(), self.keys.num_hidden_layers);
         check_layer_types(types, layers, &mut problems);
@@ -155,7 +154,10 @@ impl LlamaLike for Gemma3Config {
     }
 
     fn sizes(&self) -> Vec<(&'static str, usize)> {
-        vec![("sliding_window_pattern", self.sliding_window_pattern)]
+        vec![
+            ("query_pre_attn_scalar", self.query_pre_attn_scalar),
+            ("sliding_window_pattern", self.sliding_window_pattern),
+        ]
     }
 
     fn attention(&self, at: &ModulePath, number: usize) -> Attention {
@@ -165,7 +167,7 @@ impl LlamaLike for Gemma3Config {
             .attention(at)
             .biases(self.attention_bias, self.attention_bias)
             .head_norms(|name, features| RmsNorm::around_one(at.sub(name), features, eps));
-        attention.scale = self.query_pre_attn_scalar.sqrt().recip();
+        attention.scale = (self.query_pre_attn_scalar as f64).sqrt().recip();
         attention.rotation = Some(if is_local { LOCAL } else { GLOBAL });
         attention.window(self.sliding_window.filter(|_| is_local))
     }
@@ -245,8 +247,8 @@ fn merge_rotations(keys: &mut Map<String, Value>) -> Result<()> {
     }
 }
 
-fn default_query_pre_attn_scalar() -> f64 {
-    256.0
+fn default_query_pre_attn_scalar() -> usize {
+    256
 }
 
 fn default_sliding_window() -> Option<usize> {
