@@ -417,7 +417,7 @@ impl Decoder {
     /// Checks that there are learned positions below `end`.
     fn check_positions(&self, end: usize) -> Result<()> {
         let learned = self.embedding.as_ref().and_then(|it| it.positions.as_ref());
-        let positions = learned.map_or(end, |it| it.shape()[0]);
+        let positions = learned.map_or(end, |param| param.shape()[0]);
         ensure!(
             end <= positions,
             Invalid,

@@ -29,7 +29,7 @@ impl Experts {
 const COMMON: &str = "
 [model.layers.{l}.mlp. = model.layers.{l}.mlp.]
 gate_up_proj.weight = stack({h:gate|up}_proj.weight, each=h)
-shared_experts.gate_up_proj.weight = stack(shared_experts.{h:gate|up}_proj.weight, each=h)
+shared_experts.gate_up_proj.weight ?= stack(shared_experts.{h:gate|up}_proj.weight, each=h)
 [=]
 {rest:path} = {rest:path}
 ";

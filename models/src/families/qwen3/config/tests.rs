@@ -192,8 +192,8 @@ fn unknown_keys_are_all_named() {
 fn wrong_values_are_named_with_key_and_value() {
     for (pair, expected) in [
         (
-            r#""hidden_act": "gelu""#,
-            r#"hidden_act = "gelu" in config.json: unknown variant `gelu`, expected `silu`"#,
+            r#""hidden_act": "relu""#,
+            r#"hidden_act = "relu" in config.json: unknown variant `relu`, expected one of `silu`, `gelu`"#,
         ),
         (r#""hidden_size": -4"#, "hidden_size = -4 in config.json: invalid value: integer `-4`"),
         (r#""hidden_size": "64""#, "hidden_size = \"64\" in config.json: invalid type: string"),

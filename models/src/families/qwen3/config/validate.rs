@@ -120,11 +120,10 @@ impl Qwen3Config {
             ModelType::Qwen3 if experts > 0 => problems.push(format!(
                 "num_experts = {experts} needs model_type = qwen3_moe; set that, or num_experts to 0"
             )),
-            ModelType::Qwen3Moe if top_k > experts => problems.push(format!(
-                "num_experts_per_tok = {top_k} is more than num_experts = {experts}; lower the first \
-                 or raise the second"
-            )),
-            _ => {}
+            ModelType::Qwen3 => {}
+            ModelType::Qwen3Moe => {
+                checks::check_experts(("num_experts", experts), top_k, self.hidden_act, problems);
+            }
         }
     }
 }
