@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use meshgrad_comm::{NcclRank, Rank, Secret, Tcp, free_port};
+use meshgrad_comm::{Collectives, NcclRank, Rank, Secret, Tcp, free_port};
 use meshgrad_runtime::Device;
 
 use super::is_real;
@@ -45,6 +45,8 @@ fn child() {
     let rank = NcclRank::new(&host, Device::emulator(0).unwrap()).unwrap();
     let world = rank.world().unwrap();
     sum(&rank, &*world, 4).unwrap();
+    // A rank that still waited for this sum would fail with the others' next one.
+    host.world().unwrap().barrier().unwrap().wait().unwrap();
     println!("\nready");
     let count = if drill == "wrong" && is_victim == "true" { 5 } else { 4 };
     let error = loop {
