@@ -1,6 +1,6 @@
-//! PyTorch's tutorial "Large Scale Transformer model training with Tensor Parallel (TP)": a Llama 2 on eight ranks, fully
-//! sharded over dp 4, tensor and sequence parallel over tp 2. The sizes are the tutorial's, except for a smaller vocabulary
-//! and shorter rows. The losses are those of one rank. The same model, written out: example 13.
+//! PyTorch's tutorial "Large Scale Transformer model training with Tensor Parallel (TP)": a Llama 2 on
+//! eight ranks, fully sharded over dp 4, tensor and sequence parallel over tp 2. The sizes are the
+//! tutorial's, except for a smaller vocabulary and shorter rows. The losses are those of one rank. The same model, written out: example 13.
 //!
 //! - as threads: `cargo run --example 22-llama-fsdp-tp`
 //! - as processes: `torchrun --no-python --nproc_per_node=8 target/debug/examples/22-llama-fsdp-tp`

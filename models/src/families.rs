@@ -150,20 +150,12 @@ pub fn from_json(text: &str) -> Result<Arc<dyn FamilyConfig>> {
 
 /// The error for a `model_type` of no family.
 fn unknown(found: Option<&Value>) -> Error {
-    let name = found.and_then(Value::as_str);
-    let found = match (found, name) {
-        (Some(_), Some(name)) => format!("`{name}`"),
-        (Some(other), None) => other.to_string(),
-        (None, _) => "missing".to_owned(),
-    };
-    let known: Vec<String> = model_types().iter().map(|name| format!("`{name}`")).collect();
-    let close = CLOSE.iter().find(|(other, ..)| Some(*other) == name);
-    let close = close
-        .map(|(other, close, differs)| format!("; `{other}` is close to `{close}`, but {differs}"));
-    error!(
-        Unsupported,
-        "model_type is {found}; supported are {}{}",
-        known.join(", "),
-        close.unwrap_or_default()
-    )
+    let unknown = json::unknown_model_type(found, &model_types());
+    let close = CLOSE.iter().find(|(other, ..)| found.is_some_and(|found| found == other));
+    match close {
+        Some((other, close, differs)) => {
+            error!(Unsupported, "{unknown}; `{other}` is close to `{close}`, but {differs}")
+        }
+        None => unknown,
+    }
 }

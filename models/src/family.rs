@@ -68,6 +68,11 @@ pub trait FamilyConfig: fmt::Debug + Send + Sync {
     /// When it cannot be parsed.
     fn mapping(&self, experts: Experts, twice: bool) -> Result<Mapping>;
 
+    /// Patterns of tensors that its folders may have and that do not change what the model computes.
+    fn without_effect(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The number of tokens.
     fn vocab_size(&self) -> usize;
 

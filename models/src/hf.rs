@@ -2,9 +2,9 @@
 //! transformers uses.
 //!
 //! One parameter may be several tensors of the folder: gate and up are one matrix, and so are all
-//! experts of a layer. A [mapping](crate::families::FamilyConfig::mapping) relates them; reading and writing apply it in
-//! opposite directions. An adapter is read and written as PEFT does. Parameters may
-//! be on any device except a meta device ([`load`](meshgrad_load)).
+//! experts of a layer. A [mapping](crate::families::FamilyConfig::mapping) relates them; reading and
+//! writing apply it in opposite directions. An adapter is read and written as PEFT does. Parameters
+//! may be on any device except a meta device ([`load`](meshgrad_load)).
 
 pub(crate) mod adapters;
 mod companions;

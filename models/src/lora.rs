@@ -127,7 +127,7 @@ pub struct Lora {
     pub a: Param,
     /// [out, r].
     pub b: Param,
-    /// alpha / r.
+    /// [`LoraConfig::scale`].
     pub scale: f64,
 }
 

@@ -18,6 +18,7 @@ class Case:
     embedding_std: float = 1.0  # small values make rms_norm_eps matter
     idle_expert: bool = False
     old_names: bool = False  # the names of the hub's first GPT-2
+    further: str = ""  # a tensor of a layer that predicts a further token, which is not loaded
     claims: dict = field(default_factory=dict)
 
 
@@ -958,6 +959,7 @@ CASES = [
     ),
     Case(
         name="deepseek-v3-hub",
+        further="model.layers.3.eh_proj.weight",
         tokens=24,
         seed=381,
         config={

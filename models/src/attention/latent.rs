@@ -1,7 +1,8 @@
 //! Multi-head latent attention (DeepSeek-AI 2024, section 2.1.1).
 //!
-//! Legend: b batch, t tokens, d hidden size, h heads, l features of the latent of keys and values, p plain and r rotated
-//! features per head of queries and keys, c = p + r, v features per head of values.
+//! Legend: b batch, t tokens, d hidden size, h heads, l features of the latent of keys and values, p
+//! plain and r rotated features per head of queries and keys, c = p + r, v features per head of
+//! values.
 
 use meshgrad_autograd::{Init, Module, ModulePath, Result, Seam, Var, ops};
 use meshgrad_mesh::Placement;

@@ -167,15 +167,8 @@ pub(crate) fn not_json(cause: serde_json::Error) -> Error {
     error!(Malformed, "config.json is not valid JSON: {cause}").caused_by(cause)
 }
 
-/// Checks that the model has one of the types `known`, which are at least two.
-///
-/// # Errors
-/// When it has not, with those.
-pub(crate) fn check_model_type(keys: &Map<String, Value>, known: &[&str]) -> Result<()> {
-    let found = keys.get("model_type");
-    if known.iter().any(|known| found.is_some_and(|found| found == known)) {
-        return Ok(());
-    }
+/// The error for a `model_type` that is not among `known`, which are at least two.
+pub(crate) fn unknown_model_type(found: Option<&Value>, known: &[&str]) -> Error {
     let found = match found {
         Some(Value::String(name)) => format!("`{name}`"),
         Some(other) => other.to_string(),
@@ -184,7 +177,7 @@ pub(crate) fn check_model_type(keys: &Map<String, Value>, known: &[&str]) -> Res
     let quoted: Vec<String> = known.iter().map(|name| format!("`{name}`")).collect();
     let (last, others) =
         quoted.split_last().map_or(("", &[][..]), |(last, others)| (&last[..], others));
-    bail!(Unsupported, "model_type is {found}; supported are {} and {last}", others.join(", "))
+    error!(Unsupported, "model_type is {found}; supported are {} and {last}", others.join(", "))
 }
 
 /// Removes the keys of quantization if they are null.

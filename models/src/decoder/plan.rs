@@ -68,7 +68,9 @@ pub(super) fn plan(model: &Decoder, parallelism: &ModelParallelism) -> Result<Mo
             let LatentSizes { plain, values, .. } = latent.sizes();
             rows.extend([
                 ("*.self_attn.q_b_proj.weight", heads.queries(0)),
+                ("*.self_attn.q_b_proj.lora_B.weight", heads.queries(0)),
                 ("*.self_attn.kv_b_proj.weight", heads.of_queries(0, plain + values)),
+                ("*.self_attn.kv_b_proj.lora_B.weight", heads.of_queries(0, plain + values)),
             ]);
         }
         _ => {}

@@ -239,6 +239,12 @@ impl LlamaLike for DeepseekV3Config {
         attention
     }
 
+    /// The layers that predict further tokens follow the others.
+    fn unused(&self) -> Vec<String> {
+        let further = (0..self.num_nextn_predict_layers).map(|at| at + self.keys.num_hidden_layers);
+        further.map(|number| format!("model.layers.{number}.{{rest:path}}")).collect()
+    }
+
     fn feed_forward(&self, at: &ModulePath, number: usize) -> FeedForward {
         match number < self.first_k_dense_replace {
             true => FeedForward::Dense(self.keys.mlp(at)),

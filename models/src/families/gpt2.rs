@@ -50,7 +50,7 @@ model.layers.{l}.mlp.down_proj.bias = first(transformer.h.{l}.mlp.c_proj.bias, h
 ";
 
 /// The family.
-pub struct Gpt2;
+pub(crate) struct Gpt2;
 
 /// The configuration of a GPT-2, with the names of Hugging Face's config.json.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -177,6 +177,12 @@ impl FamilyConfig for Gpt2Config {
             false => "first(transformer.wte.weight, wte.weight)",
         };
         Mapping::parse(&format!("model.embed_tokens.weight = {embedding}\n{NAMES}"))
+    }
+
+    /// The masks in the first files on the Hub.
+    fn without_effect(&self) -> Vec<String> {
+        let masks = ["h", "transformer.h"];
+        masks.map(|at| format!("{at}.{{l}}.attn.{{mask:bias|masked_bias}}")).to_vec()
     }
 
     fn vocab_size(&self) -> usize {

@@ -112,6 +112,11 @@ pub trait LlamaLike:
         mapping(experts, twice)
     }
 
+    /// As [`FamilyConfig::without_effect`].
+    fn unused(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// As [`FamilyConfig::auxiliary_loss`].
     fn auxiliary(&self) -> (f64, bool) {
         (0.0, false)
@@ -224,6 +229,10 @@ impl<C: LlamaLike> FamilyConfig for C {
 
     fn mapping(&self, experts: Experts, twice: bool) -> Result<Mapping> {
         self.tensors(experts, twice && self.keys().tie_word_embeddings)
+    }
+
+    fn without_effect(&self) -> Vec<String> {
+        self.unused()
     }
 
     fn vocab_size(&self) -> usize {

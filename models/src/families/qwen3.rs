@@ -20,7 +20,7 @@ use crate::norms::RmsNorm;
 use crate::parts::{Ends, Parts};
 
 /// The family.
-pub struct Qwen3;
+pub(crate) struct Qwen3;
 
 impl Family for Qwen3 {
     fn model_types(&self) -> &'static [&'static str] {

@@ -19,15 +19,10 @@ use crate::folder::StoredValues;
 use crate::lora::is_lora;
 use crate::{Decoder, Model, folder};
 
-/// Tensors of Hugging Face folders that do not change what a model computes: frequencies and masks that old versions
-/// of transformers saved, and layers that predict further tokens.
-const WITHOUT_EFFECT: [&str; 5] = [
-    "{r:path}.rotary_emb.inv_freq",
-    "h.{l}.attn.{mask:bias|masked_bias}",
-    "transformer.h.{l}.attn.{mask:bias|masked_bias}",
-    "model.mtp.{r:path}",
-    "mtp.{r:path}",
-];
+/// Tensors of Hugging Face folders that do not change what a model computes: the frequencies that
+/// old versions of transformers saved, and the layers that predict further tokens.
+const WITHOUT_EFFECT: [&str; 3] =
+    ["{r:path}.rotary_emb.inv_freq", "model.mtp.{r:path}", "mtp.{r:path}"];
 
 /// Loads the model in `dir` (config.json and safetensors files) to `device`. If `dir` has an adapter, also
 /// that of PEFT, the model is the one that it updates, with the adapter.
@@ -248,11 +243,15 @@ impl<'a> Loader<'a> {
             let stats = folder::fill_part(weights, device, folder, &map, options)?;
             return Ok(Filled { experts, stats, ignored: Vec::new() });
         }
-        let names: &[&str] = match self.ignores_unused {
-            true => &["{all:path}"],
-            false => &WITHOUT_EFFECT,
+        let names = match self.ignores_unused {
+            true => vec!["{all:path}".to_owned()],
+            false => {
+                let of_all = WITHOUT_EFFECT.map(str::to_owned);
+                [&of_all[..], &model.config().without_effect()].concat()
+            }
         };
-        let allow = |allowed: AllowedProblems, name| allowed.and(&format!("unexpected:{name}"));
+        let allow =
+            |allowed: AllowedProblems, name: &String| allowed.and(&format!("unexpected:{name}"));
         let allowed = names.iter().try_fold(AllowedProblems::none(), allow)?;
         let filled = folder::fill_allowing(weights, device, folder, &map, &allowed, options);
         let (stats, ignored) = filled.map_err(|error| or_unused(folder, error))?;

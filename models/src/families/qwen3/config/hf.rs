@@ -15,9 +15,11 @@ impl Qwen3Config {
     /// invalid sizes (all are named).
     pub fn from_json(text: &str) -> Result<Qwen3Config> {
         let keys = json::keys_of(text)?;
-        let known = [ModelType::Qwen3, ModelType::Qwen3Moe];
-        json::check_model_type(&keys, &known.map(ModelType::name))?;
-        Qwen3Config::from_keys(keys)
+        let known = [ModelType::Qwen3, ModelType::Qwen3Moe].map(ModelType::name);
+        match keys.get("model_type") {
+            Some(Value::String(name)) if known.contains(&&**name) => Qwen3Config::from_keys(keys),
+            found => Err(json::unknown_model_type(found, &known)),
+        }
     }
 
     /// As [`from_json`](Self::from_json), from the keys.
